@@ -1,25 +1,24 @@
 """
 Ships player-acquisition records to an affiliate platform's intake API, exactly accounted for.
 
-Every complete input record is accepted by the service, or in the dead letters with its reason, or pending behind the
-checkpoint. A crash may repeat a delivery, with the same EventId; it never loses a record.
+Every complete input record is accepted by the service, stored in the dead letters with the reason, or pending after the
+checkpoint. A crash may cause a delivery to be repeated with the same EventId; it never loses a record.
 
      sources ──Chunk──▶ codec ──EncodedChunk──▶ batching ──Batch──▶ delivery ──▶ settlement ──Checkpoint──▶ state.store
     (files, stdin)        └── rejected and duplicate records travel in their span ──┘            (one transaction)
         ▲                                                                                               │
-        └──────────────── where to resume: only at the next start, through the store ───────────────────┘
+        └──────────────── where to resume: read from the store at the next start only ──────────────────┘
 
-Where to look; imports go down this list only, and the packages of one line do not import each other:
+Packages may import only from packages below them; those on one line do not import each other:
 
     cli, library                           the commands; `Shipper`; the only code that reads the wall clock
-    pipeline, check                        the stages, wired and stopped; the network checks of `shipper check`
-    status                                 a snapshot of the run; its wording, logs, metrics, probes and page
-    kafka                                  a member of a consumer group: its source, and its store in the brokers
-    report                                 the daily report, fetched through delivery, compared with the state's ledger
+    pipeline, check                        starts and stops the stages; the network checks of `shipper check`
+    status                                 a snapshot of the run: text, logs, metrics, probes and the status page
+    report, kafka                          the daily report, compared with the state's ledger; a consumer group member
     sources, delivery, state, sandbox      the stages, and the service on loopback
-    codec                                  rules, fast and slow path
-    config                                 every key, where it may be written, and references to secrets
-    system                                 the machine: permissions, programs, addresses and sockets, threads at work
+    codec                                  validation rules, fast and slow path
+    config                                 all settings, the layers they come from, and references to secrets
+    system                                 the operating system: permissions, programs, addresses, sockets, watchdog
     model                                  the data types; they import nothing else
 """
 
@@ -37,7 +36,7 @@ __all__ = ["Shipper", "__version__", "load_settings"]
 
 
 def __getattr__(name: str) -> object:
-    """Import what applications use when it is asked for, so that the commands start without it."""
+    """Import the public names lazily, so that the commands start faster."""
     if name == "Shipper":
         from shipper.library import Shipper
 

@@ -1,4 +1,4 @@
-"""The shipper within an application: `send` writes records to the spool, and they are shipped from there."""
+"""The embedded shipper: `send` writes records to the spool, and a pipeline ships them from there."""
 
 from __future__ import annotations
 
@@ -15,31 +15,30 @@ import structlog
 from anyio.to_thread import run_sync
 
 from shipper.config.settings import Settings
-from shipper.model.errors import ShipperError, SourceError, StateError
+from shipper.model.errors import ShipperError, SourceError, StateError, first_of
 from shipper.model.records import Totals
 from shipper.pipeline import Pipeline, Summary
-from shipper.pipeline.opening import OpenState, opened_state
-from shipper.sources.feed import Feed, Record, line_of, pieces_of
+from shipper.pipeline.opening import OpenState, open_state
+from shipper.sources.feed import Feed, Record, encode_line, join_lines
 from shipper.sources.spool import Spool
 from shipper.state.store import Store
-from shipper.status.live import Live, Pause
-from shipper.status.live_file import LiveFile
+from shipper.status.live import Live, LiveFile, Pause
 from shipper.status.logs import configure_logs
 
 log = structlog.get_logger("library")
 
-_NOT_BEGUN: Final = "the block of the Shipper has not begun: async with Shipper(settings) as shipper: …"
-_ENDED: Final = "the block of the Shipper has ended: it takes no more records"
+_NOT_ENTERED: Final = "the Shipper was not entered; use: async with Shipper(settings) as shipper: …"
+_CLOSED: Final = "the Shipper is closed and accepts no more records"
 
 
 class Shipper:
     """
     Ships the records of this process.
 
-    When `send` returns, the record is in a file of the state directory: it survives a crash of the process, and
-    one of the machine if `spool.fsync` is "always". In the end it is accepted by the service, in the dead letters with
-    its reason, or pending; then the next one that uses the state directory delivers it, be it a `Shipper`, `shipper
-    pipe`, `run` or `backfill`.
+    When `send` returns, the record is in a file of the state directory. It survives a crash of the process, and also of
+    the machine if `spool.fsync` is "always". In the end it is accepted by the service, stored in the dead letters with
+    the reason, or pending. The next user of the state directory (a `Shipper`, `shipper pipe`, `run` or `backfill`)
+    delivers pending records.
 
         import os
 
@@ -71,108 +70,108 @@ class Shipper:
 
         anyio.run(main)
 
-    Entering takes the state directory. Leaving, also by an exception, takes no more records and delivers what is there
-    within `delivery.drain_timeout_seconds`; a cancellation does not shorten that. What is left is pending.
+    Entering the context locks the state directory. Leaving it, also by an exception, refuses further records and drains
+    the spool within `delivery.drain_timeout_seconds`; cancellation does not shorten that. The rest stays pending.
 
-    A failure of the shipper itself, such as a disk that is broken, comes out of `send` and of the end of the block. A
-    service that is away is none: the spool fills, and `send` waits once it is full.
+    A failure of the shipper itself, such as a broken disk, is raised by `send` and at the end of the context. An
+    unavailable service is not a failure: the spool fills, and `send` waits once it is full.
 
-    It runs on asyncio and on trio, in one event loop, and is not safe for threads: a worker thread calls
-    `anyio.from_thread.run(shipper.send, record)`. The block has to end in the task in which it began. Signals are the
-    application's own; so are the logs, if it has configured structlog, else they are set up as `[log]` says.
+    It runs on asyncio and trio, in one event loop, and is not thread-safe: call
+    `anyio.from_thread.run(shipper.send, record)` from a worker thread. Enter and leave the context in the same task.
+    Signals are left to the application. If it has not configured structlog, logs are set up as `[log]` says.
 
     Args:
-        settings: As `load_settings` gives them; `intake` must be there.
+        settings: Result of `load_settings`; `intake` is required.
 
     Raises:
         StateInUseError: On entering; another shipper uses the state directory.
-        StateError: The state directory is damaged, or cannot be written.
+        StateError: The state directory is damaged or cannot be written.
         ConfigError: On entering; a setting is missing, or a secret or certificate cannot be used.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._fed: Feed | None = None
+        self._feed: Feed | None = None
         self._pipeline: Pipeline | None = None
         self._live: Live | None = None
         self._summary: Summary | None = None
         self._error: BaseException | None = None
 
     def __repr__(self) -> str:
-        return f"<Shipper {self._fed!r} {self._pipeline!r}>"
+        return f"<Shipper {self._feed!r} {self._pipeline!r}>"
 
     @property
     def totals(self) -> Totals:
-        """What became of the records that were read from the spool so far, those that an earlier one left included."""
+        """Counts of the records read from the spool so far, including those left by an earlier run."""
         return self._pipeline.totals if self._pipeline else Totals()
 
     @property
     def summary(self) -> Summary | None:
-        """What became of all records, also of those that were not even read; None before the end of the block."""
+        """Counts of all records, including unread ones; None until the context has ended."""
         return self._summary
 
     @property
     def pause(self) -> Pause | None:
-        """Why nothing is delivered at the moment, as of at most a second ago; None if all is well."""
+        """Why nothing is being delivered, at most a second old; None if deliveries are working."""
         return self._live.pauses[0] if self._live and self._live.pauses else None
 
     # Sending ----------------------------------------------------------------------------------------------------
 
     async def send(self, record: Record) -> None:
         """
-        Keep a record, to be shipped. Waits while the spool or its disk is full.
+        Write a record to the spool. Wait while the spool or its disk is full.
 
-        Many tasks may do so at a time, and then it goes faster. If it is cancelled, or raises, the record may have been
-        kept or not, but never a part of it.
+        Concurrent calls are faster than one after another. If a call is cancelled or raises, the record may or may not
+        have been written, but never a part of it.
 
         Args:
-            record: The fields by name, or one line of JSON. What is wrong with the fields is found out later, and makes
-                it a dead letter. Values are those of JSON; a UUID and a datetime are written as text, which for a
-                datetime without a zone is no valid Timestamp.
+            record: The fields by name, or one line of JSON. Fields are validated later; an invalid record becomes a
+                dead letter. Values must be JSON types, UUID or datetime; these two are written as text, and a datetime
+                without a time zone does not make a valid Timestamp.
         Raises:
-            TypeError: It is no record, or has a value of another type, such as bytes, Decimal, date or set.
+            TypeError: The record has an unsupported type or a value of one, such as bytes, Decimal, date or set.
             ValueError: It cannot be written as one line, or is longer than `input.max_record_bytes`.
-            SourceError: The block has not begun, or has ended.
+            SourceError: The context has not been entered, or has ended.
             ShipperError: The shipper has failed.
         """
-        await self._keep(line_of(record, self._settings.input.max_record_bytes))
+        await self._append(encode_line(record, self._settings.input.max_record_bytes))
 
     async def send_many(self, records: Iterable[Record]) -> None:
         """
-        Keep records, as `send` does, in their order; if one of them cannot be a record, none is kept.
+        Write records in order, as `send` does; if one of them is invalid, write none.
 
         Raises:
-            Exception: As `send`; if that is no TypeError or ValueError, the first ones may have been kept.
+            Exception: As `send`; unless it is a TypeError or ValueError, some of the first may have been written.
         """
         if isinstance(records, str | bytes | Mapping):
-            raise TypeError(f"a {type(records).__name__} is not a list of records; for one record there is send")
+            raise TypeError(f"a {type(records).__name__} is not a list of records; use send for one record")
         limit = self._settings.input.max_record_bytes
-        lines = [line_of(record, limit) for record in records]
-        for piece in pieces_of(lines):
-            await self._keep(piece)
+        lines = [encode_line(record, limit) for record in records]
+        for piece in join_lines(lines):
+            await self._append(piece)
 
-    async def _keep(self, lines: bytes) -> None:
-        if self._fed is None:
-            raise SourceError(_NOT_BEGUN)
-        await self._fed.append(lines)
+    async def _append(self, lines: bytes) -> None:
+        if self._feed is None:
+            raise SourceError(_NOT_ENTERED)
+        await self._feed.append(lines)
 
-    # The block --------------------------------------------------------------------------------------------------
+    # Context manager --------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        if self._fed is not None:
-            raise SourceError("this Shipper was used before; create another one")
+        if self._feed is not None:
+            raise SourceError("this Shipper has been used before; create another one")
         if not structlog.is_configured():
             configure_logs(self._settings.log.level, self._settings.log.format, now=time.monotonic)
-        self._fed = Feed()
+        self._feed = Feed()
         self._has_ended = anyio.Event()
-        self._life = anyio.CancelScope(shield=True)  # a cancellation of the block does not keep it from draining
+        self._run_scope = anyio.CancelScope(shield=True)  # cancelling the context must not prevent draining
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
-        self._tasks.start_soon(self._run, self._fed)
+        self._tasks.start_soon(self._run, self._feed)
         try:
-            await self._fed.is_awaited.wait()
+            await self._feed.is_ready.wait()
         except BaseException:
-            self._life.cancel()
+            self._run_scope.cancel()
             await self._leave()
             raise
         if self._error is not None:
@@ -183,20 +182,20 @@ class Shipper:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._fed is not None
-        self._fed.close(SourceError(_ENDED))
+        assert self._feed is not None
+        self._feed.close(SourceError(_CLOSED))
         await self._leave()
         if self._error is not None and error is None:
             raise self._error
 
     async def _leave(self) -> None:
-        """Wait until all is shipped, but not for too long."""
-        assert self._fed is not None
+        """Drain until the deadline."""
+        assert self._feed is not None
         deadline = anyio.current_time() + self._settings.delivery.drain_timeout_seconds
         try:
             with anyio.CancelScope(shield=True):
                 with anyio.move_on_at(deadline):
-                    await self._fed.is_left.wait()  # a stop ends reading
+                    await self._feed.is_finished.wait()  # a stop ends reading
                     if self._pipeline is not None:
                         self._pipeline.stop(cause="end of the block")
                     await self._has_ended.wait()
@@ -204,22 +203,22 @@ class Shipper:
                     self._pipeline.abort(cause="delivery.drain_timeout_seconds")
                 await self._has_ended.wait()
         finally:
-            self._life.cancel()  # nothing is left to be cancelled, unless the wait was cut off in spite of the shield
+            self._run_scope.cancel()  # no effect unless the wait was interrupted despite the shield
             await self._tasks.__aexit__(None, None, None)
 
-    async def _run(self, fed: Feed) -> None:
+    async def _run(self, feed: Feed) -> None:
         """Lock the state directory and run the pipeline until the input ends or it is stopped."""
         try:
-            with self._life, ExitStack() as held:
-                state, spool = await run_sync(self._open, held, fed)
+            with self._run_scope, ExitStack() as stack:
+                state, spool = await run_sync(self._open, stack, feed)
                 read_before = state.store.totals().read
                 file = LiveFile(state.directory)
-                held.callback(file.write)
+                stack.callback(file.write)
 
                 def note(live: Live) -> None:
                     self._live = live
-                    fed.is_awaited.set()
-                    file.note(live)
+                    feed.is_ready.set()
+                    file.update(live)
 
                 self._pipeline = Pipeline(
                     self._settings,
@@ -232,37 +231,36 @@ class Shipper:
                     publish=note,
                 )
                 async with anyio.create_task_group() as side:
-                    side.start_soon(file.keep_written)
+                    side.start_soon(file.write_periodically)
                     summary = await self._pipeline.run()
                     side.cancel_scope.cancel()
                 self._summary = await run_sync(_with_unread, summary, spool, state.store, read_before)
         except Exception as group:
-            self._error = self._told(group)
+            self._error = self._describe(group)
         finally:
-            fed.end(self._error or SourceError(_ENDED))
+            feed.end(self._error or SourceError(_CLOSED))
             self._has_ended.set()
 
-    def _open(self, held: ExitStack, fed: Feed) -> tuple[OpenState, Spool]:
-        state = held.enter_context(opened_state(self._settings))
-        return state, state.spool(self._settings, fed, wall_time=time.time)
+    def _open(self, stack: ExitStack, feed: Feed) -> tuple[OpenState, Spool]:
+        state = stack.enter_context(open_state(self._settings))
+        return state, state.spool(self._settings, feed, wall_time=time.time)
 
-    def _told(self, error: BaseException) -> BaseException:
-        """Describe an error for the log and for callers of `send`."""
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
+    def _describe(self, error: BaseException) -> BaseException:
+        """Log an error and return the one to raise to callers."""
+        error = first_of(error)
         if isinstance(error, OSError):
-            told = StateError(
-                f"{self._settings.state.directory} cannot be used ({error.strerror}); correct that and start again: "
-                "what was kept is still there"
+            directory, cause = self._settings.state.directory, error
+            error = StateError(
+                f"{directory} cannot be used ({cause.strerror}); fix this and restart: records already written are "
+                "still there"
             )
-            told.__cause__ = error
-            error = told
+            error.__cause__ = cause
         log.error("shipper_failed", error=str(error) if isinstance(error, ShipperError) else type(error).__name__)
         return error
 
 
 def _with_unread(summary: Summary, spool: Spool, store: Store, read_before: int) -> Summary:
-    """Count records of the spool that were not read in time as read and pending."""
+    """Add the spooled records that were not read before the deadline, as read and pending."""
     if summary.outcome == "finished":
         return summary
     read = store.totals().read - read_before + spool.count_unsettled()

@@ -1,4 +1,4 @@
-"""The bodies of successful answers of `answer_bodies.toml`, and what each of them means."""
+"""The bodies in `answer_bodies.toml` of successful answers, and what each body means."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PLACE: Final = re.compile(r"@(\d)")
 
 class Sample(NamedTuple):
     """
-    A body and its meaning.
+    A body and what it means for each event.
 
     Attributes:
-        whole: What becomes of the batch: `accepted`, `apart`, `later`, `paused`, or `parts` for the two below.
+        whole: Outcome of the batch: `accepted`, `apart`, `later`, `paused`, or `parts` for the two below.
         refused, again: Events that become dead letters, and events that are sent again; the others are accepted.
     """
 

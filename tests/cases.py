@@ -1,4 +1,4 @@
-"""Many small cases in one test: each of them is tried, and those that fail are all named."""
+"""Many small cases in one test: each is run, and all failures are reported."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import pytest
 
 def each(names: str | Sequence[str], cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """
-    Try a test with each case, as one test: what `parametrize` is, where a case takes less than a test of its own costs.
+    Run a test with each case, as a single test. Use it like `parametrize` for cases cheaper than a test's overhead.
 
-    It may stand above another one, for every pair of cases. What fixtures give is the same for all. None may skip.
+    Decorators can be stacked, for every pair of cases. All cases share their fixtures. No case may skip.
 
     Args:
-        names: Those arguments of the test that come from a case; several in a tuple.
-        cases: One value each, or a tuple of one for each name.
+        names: The arguments of the test that come from a case; several as a tuple.
+        cases: A value for each case, or a tuple with a value for each name.
     """
     keys = [names] if isinstance(names, str) else list(names)
     tuples = [(case,) if isinstance(names, str) else tuple(case) for case in cases]
-    assert tuples, "no case at all"
+    assert tuples, "no cases"
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
-        def tried(**fixtures: Any) -> None:
+        def run_cases(**fixtures: Any) -> None:
             failures: list[BaseException] = []
             for values in tuples:
                 case = dict(zip(keys, values, strict=True))
@@ -42,7 +42,7 @@ def each(names: str | Sequence[str], cases: Iterable[Any]) -> Callable[[Callable
 
         signature = inspect.signature(test)
         left = [parameter for name, parameter in signature.parameters.items() if name not in keys]
-        tried.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]  # tells what fixtures it wants
-        return tried
+        run_cases.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]  # for pytest's fixtures
+        return run_cases
 
     return decorate

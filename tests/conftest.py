@@ -1,4 +1,4 @@
-"""What all tests share: the seed of everything random, told in the report's header."""
+"""Shared by all tests: the seed of all random choices, shown in the report's header."""
 
 from __future__ import annotations
 
@@ -14,35 +14,33 @@ from hypothesis import settings
 
 from shipper.system.native import ENGINE
 
-# Their assertions, too, tell what they saw.
-pytest.register_assert_rewrite(
-    *("tests.e2e.driver", "tests.e2e.files", "tests.e2e.lives_of_files", "tests.e2e.rotation_cases"),
-    *("tests.in_process", "tests.reporter"),
-)
+# Show the values of failed assertions in these helpers, too.
+pytest.register_assert_rewrite("tests.e2e.driver", "tests.e2e.files", "tests.in_process")
+pytest_plugins = ["tests.reporter"]
 
-settings.register_profile("shipper", deadline=None)  # a busy machine is no fault of what is tested
+settings.register_profile("shipper", deadline=None)  # a busy machine must fail no test
 settings.load_profile("shipper")
 
 SEED = int(os.environ.get("SHIPPER_TEST_SEED") or SystemRandom().randrange(10**9))
-os.environ["SHIPPER_TEST_SEED"] = str(SEED)  # for the processes that share out the tests
+os.environ["SHIPPER_TEST_SEED"] = str(SEED)  # for the xdist workers
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    # What is started in the background of a shell ignores SIGINT, and so would each command that a test starts.
+    # A background job of a shell ignores SIGINT, and every command that a test starts would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Before hypothesis reads its option, so that one number repeats the whole run.
+    # Set before hypothesis reads its option, so that one seed repeats the whole run.
     if getattr(config.option, "hypothesis_seed", "absent") is None:
         config.option.hypothesis_seed = str(SEED)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """
-    Import all tests, of several processes each beginning with another one.
+    Import all tests, starting at a different module in each worker.
 
-    What one of them has compiled is there for the others; in the same order, each would compile everything, which
-    takes longer than a tenth of the tests.
+    The workers share compiled modules. If they imported in the same order, each would compile everything, which takes
+    longer than a tenth of the tests.
     """
     root = session.config.rootpath
     if "PYTEST_XDIST_WORKER" not in os.environ or session.config.args != ["tests"]:
@@ -51,21 +49,21 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     start = len(names) * int(os.environ["PYTEST_XDIST_WORKER"][2:]) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     for name in names[start:] + names[:start]:
         if not name.startswith("tests.bench."):
-            with suppress(Exception, pytest.skip.Exception):  # collecting it will tell
+            with suppress(Exception, pytest.skip.Exception):  # reported when the module is collected
                 import_module(name)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """
-    Let those that take longest begin first, so that at the end no process waits for another one's.
+    Run the slowest tests first, so that no worker waits for another at the end.
 
-    Those with a browser come together, so that few processes start one.
+    Group the tests with a browser, so that few workers start one.
     """
     items.sort(key=lambda item: (item.get_closest_marker("early") is None, "browser" not in item.fixturenames))
 
 
 def pytest_collection_finish() -> None:
-    """Leave what is imported and collected to itself: to look for garbage in it is a sixth of the time of all tests."""
+    """Exclude imported and collected objects from garbage collection, which would take a sixth of the test time."""
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
 
@@ -79,6 +77,6 @@ def pytest_report_header() -> list[str]:
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> Random:
-    """A source of chance of the test's own: which other tests run does not matter."""
+    """A random generator seeded for this test, independent of the other tests."""
     print(f"SHIPPER_TEST_SEED={SEED}")
     return Random(f"{SEED} {request.node.nodeid}")

@@ -1,4 +1,4 @@
-"""Stand-ins for the edges of the pipeline."""
+"""Fakes for the edges of the pipeline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shipper.delivery.endpoint import NoAnswerError
 
 
 def strict_records(dedupe_window: int = 0) -> RecordsSettings:
-    """Settings by which a record is sent as it came or not at all."""
+    """Settings with which a record is sent unchanged or not at all."""
     return RecordsSettings(mode="strict", unknown_fields="reject", dedupe_window=dedupe_window)
 
 
@@ -27,7 +27,7 @@ def answer(status: int, retry_after: str = "", body: bytes = b"") -> Answer:
 
 class ScriptedEndpoint:
     """
-    Answers with the next item of a script, then with 202.
+    Answers with the next item of a script; after the last, with 202.
 
     An item is an answer, an error, or an event to wait for, after which the request is accepted.
     """
@@ -67,16 +67,17 @@ class ScriptedEndpoint:
 
 class FixedCredentials(Credentials):
     """
-    Gives out numbered tokens and keys; each refusal leads to the next one.
+    Provides numbered tokens and keys; each refusal advances to the next.
 
     Args:
-        other_keys: How many there are after the first one.
+        other_keys: Number of keys after the first.
     """
 
     def __init__(self, *, other_keys: int = 0) -> None:
         self.other_keys = other_keys
         self.tokens = 1
         self.keys = 1
+        self._refused_keys = set()
 
     def __repr__(self) -> str:
         return f"<FixedCredentials token-{self.tokens} key-{self.keys}>"
@@ -95,6 +96,3 @@ class FixedCredentials(Credentials):
             return True
         self.keys += self.keys <= self.other_keys
         return refused.subscription_key != f"key-{self.keys}"
-
-    def note_accepted(self) -> None:
-        pass

@@ -1,8 +1,8 @@
 """
-Runs a command in this process, from its arguments to its exit code, for a twentieth of what a process of its own costs.
+Runs a command in this process, from its arguments to its exit code, in a twentieth of the time of a new process.
 
-It is for what a command finds, shows, writes and answers. What a process alone has is for a process: signals, a
-terminal, standard streams that fail, memory.
+Use it for what a command reads, prints and writes. Signals, terminals, failing standard streams and memory need a real
+process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shipper.status import logs
 
 
 class Ended(NamedTuple):
-    """A command that has ended."""
+    """The result of a command."""
 
     returncode: int
     stdout: str
@@ -43,7 +43,7 @@ def run(
 
     Args:
         environment: `SHIPPER_TEST_SECONDS` shortens constants, see `e2e.driver.Shipper`.
-        stdin: What comes from a pipe; None = /dev/null.
+        stdin: Bytes to pipe in; None = /dev/null.
     """
     with (
         chdir(folder),
@@ -67,7 +67,7 @@ def _main(arguments: list[str]) -> Ended:
 
 @contextmanager
 def _called(words: list[str]) -> Iterator[None]:
-    """Let these be the words of the command line, though the process may be one of `python -m`."""
+    """Replace `sys.argv`, even if the process was started by `python -m`."""
     main = sys.modules["__main__"]
     with patch.object(sys, "argv", words), patch.object(main, "__package__", None, create=True):
         yield
@@ -84,7 +84,7 @@ def _shortened(constants: str) -> Iterator[None]:
 
 @contextmanager
 def _fed(data: bytes | None) -> Iterator[None]:
-    """Let descriptor 0 be a pipe from which this comes, and then its end."""
+    """Make descriptor 0 a pipe that yields these bytes and then end of file."""
     reading, writing = os.pipe() if data is not None else (os.open(os.devnull, os.O_RDONLY), None)
     before = os.dup(0)
     os.dup2(reading, 0)
@@ -111,26 +111,26 @@ def _write(descriptor: int, data: bytes) -> None:
 
 @contextmanager
 def _untouched() -> Iterator[None]:
-    """Take back what a command sets for its process as a whole."""
+    """Undo what a command changes process-wide."""
     umask, thresholds, set_up_before = os.umask(0o022), gc.get_threshold(), structlog.get_config()
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
 
     def configure(**options: object) -> None:
-        set_up(**{**options, "cache_logger_on_first_use": False})  # what a logger keeps could not be taken back
+        set_up(**{**options, "cache_logger_on_first_use": False})  # a cached logger could not be reset
 
     set_up = structlog.configure
     try:
         with (
             patch.object(structlog, "configure", configure),
-            patch.object(logs, "_gate", logs._Gate()),  # which counts the lines of a process
-            patch.object(gc, "freeze"),  # what the tests have imported is frozen, and would be thawed with the rest
+            patch.object(logs, "_filter", logs._Filter()),  # counts the lines of a process
+            patch.object(gc, "freeze"),  # would unfreeze what the tests have frozen
             patch.object(os, "_exit", _no),
         ):
             yield
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)  # the processes that a test starts would inherit what is ignored
+            signal.signal(number, handler)  # child processes would inherit ignored signals
         resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
         structlog.configure(**set_up_before)
         gc.set_threshold(*thresholds)
@@ -143,7 +143,7 @@ def _no(code: int) -> None:
 
 @contextmanager
 def _limited(limit_s: float) -> Iterator[None]:
-    """Interrupt a command that does not end, and take that for a failure."""
+    """Interrupt a command that exceeds the time limit, and fail."""
     is_late = False
 
     def interrupt() -> None:

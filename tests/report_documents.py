@@ -1,4 +1,4 @@
-"""Daily reports for tests: small ones made by hand, and large ones from the sandbox's invented figures."""
+"""Daily reports for tests: small ones written by hand, and large ones with the sandbox's generated figures."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from decimal import Decimal
 from msgspec.structs import replace
 
 from shipper.model import wire
-from shipper.report.rows import Fetched
+from shipper.report.rows import ReportVersion
 from shipper.sandbox.options import Figures
 from shipper.sandbox.report import Registrations, build_report
 
 FETCHED_AT = "2026-02-02T08:15:00Z"
 NOW = datetime(2026, 2, 2, 8, tzinfo=UTC).timestamp()
 
-# What a spreadsheet, a browser or a terminal would do something with.
+# Texts that a spreadsheet, a browser or a terminal would interpret.
 HOSTILE_NAMES = (
     '=HYPERLINK("https://example.com","x")',
     "+1+1",
@@ -67,7 +67,13 @@ def entry(number: int = 50121, **figures: object) -> wire.MarketingSource:
     return replace(made, **figures)
 
 
-# Of a marketing source that has earned nothing: the account's outgoing balance is its opening balance.
+def registered(number: int, result: object, adjustment: object = 0, **figures: object) -> wire.MarketingSource:
+    """Make a marketing source with this many registrations."""
+    registrations = pair(str(result), str(adjustment))
+    return entry(number, conversions=wire.Conversions(registrations=registrations), **figures)
+
+
+# For a marketing source without earnings: the account's outgoing balance equals its opening balance.
 NOTHING_EARNED = {"fees": pair("-520.0000", "1.0000"), "outgoing_balance": Decimal("0.0000")}
 
 
@@ -91,8 +97,8 @@ def brand(*entries: wire.MarketingSource, number: int = 11, name: str = "Harbour
     return wire.Brand(id=number, name=name, marketing_sources=list(entries))
 
 
-def fetched(document: wire.DailyReport, *, is_restated: bool = False) -> Fetched:
-    return Fetched(document, FETCHED_AT, is_restated)
+def fetched(document: wire.DailyReport, *, is_restated: bool = False) -> ReportVersion:
+    return ReportVersion(document, FETCHED_AT, is_restated)
 
 
 def seeded(start: date, end: date, **changes: object) -> wire.DailyReport:
@@ -116,14 +122,14 @@ def seeded(start: date, end: date, **changes: object) -> wire.DailyReport:
     return replace(made, **changes)
 
 
-def months(count: int = 3) -> list[Fetched]:
-    """Make the reports of the months from October 2025 on; that of November is restated."""
+def months(count: int = 3) -> list[ReportVersion]:
+    """Make monthly reports from October 2025 on; November's is restated."""
     ends = [date(2025, 10, 31), date(2025, 11, 30), date(2025, 12, 31), date(2026, 1, 31)][:count]
     return [fetched(seeded(end.replace(day=1), end), is_restated=end.month == 11) for end in ends]
 
 
 def hostile() -> wire.DailyReport:
-    """Make a report all of whose names come from somebody who means harm."""
+    """Make a report in which all names are hostile."""
     brands = [
         brand(entry(1, name=name), entry(2, name=name), number=number, name=name)
         for number, name in enumerate(HOSTILE_NAMES, start=1)

@@ -1,4 +1,4 @@
-"""A service for daily reports in a thread, on real sockets, that answers as it is told."""
+"""A fake report service in a thread, on real sockets, with scripted answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from shipper.model import wire
 from tests.report_documents import NOTHING_EARNED, brand, entry, report
-from tests.stage.servers import Listener, read_request
+from tests.servers import Listener, read_request
 
 _PATH = re.compile(r"GET /dpm/v1/dar/(\d+)/([\d-]{10})/([\d-]{10}) HTTP/1.1\r\n")
 
@@ -35,12 +35,12 @@ Rule = Callable[[Asked], Reply | None]
 
 class ReportService(Listener):
     """
-    Answers with a small report that is the same each time, unless the rule says otherwise.
+    Answers with the same small report each time, unless the rule returns another answer.
 
     Attributes:
-        rule: What becomes of a request; None = the report.
-        asked: The requests for reports, in the order of their arrival.
-        forms: The requests for tokens; `token-1`, `token-2` … are the answers.
+        rule: Returns the answer to a request; None = the report.
+        asked: The report requests, in order of arrival.
+        forms: The token requests; the answers are `token-1`, `token-2` ….
     """
 
     def __init__(self, rule: Rule = lambda _: None) -> None:
@@ -73,7 +73,7 @@ class ReportService(Listener):
 
 
 def document(asked: Asked, **changes: object) -> bytes:
-    """Make the report that is asked for; its balances agree, and those of adjacent ones."""
+    """Make the requested report; its balances are consistent, also with those of adjacent reports."""
     made = report(brand(entry(**NOTHING_EARNED)), account=asked.account, start=str(asked.start), end=str(asked.end))
     made = replace(made, opening_balance=made.outgoing_balance)
     return wire.encode_report(replace(made, **changes))
@@ -95,7 +95,7 @@ def answer(
 
 
 def refusal(status: int, message: str = "", **headers: str) -> bytes:
-    """Refuse as a gateway does."""
+    """Return a gateway's refusal."""
     body = json.dumps({"statusCode": status, "message": message}).encode()
     return answer(status, body, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
@@ -105,7 +105,7 @@ def token(value: str) -> bytes:
 
 
 def cut_off(connection: socket.socket) -> None:
-    """Send a part of an answer, then end the connection."""
+    """Send part of an answer, then close the connection."""
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{")
     connection.shutdown(socket.SHUT_RDWR)
 

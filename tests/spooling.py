@@ -1,4 +1,4 @@
-"""A spool that runs beside a test."""
+"""Runs a spool during a test."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from shipper.sources.spool import Spool
 @asynccontextmanager
 async def spooling(spool: Spool, *, room: int = 0) -> AsyncIterator[MemoryObjectReceiveStream[Chunk]]:
     """
-    Yield what a spool sends; at the end it is cut off, unless it has ended.
+    Yield the chunks that a spool sends; cancel the spool at the end of the block.
 
     Args:
-        room: Chunks that it may send before one is received.
+        room: Number of chunks it may send before one is received.
     """
     tx, rx = anyio.create_memory_object_stream[Chunk](room)
 

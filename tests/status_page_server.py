@@ -1,5 +1,5 @@
 """
-Serves the status page over documents that are made here, for tests and for the eye.
+Serves the status page with sample documents, for tests and for viewing.
 
     python -m tests.status_page_server paused
 """
@@ -21,8 +21,8 @@ from msgspec.structs import replace
 
 from shipper.status.admin.page import render
 from shipper.status.document import document as make_document
-from shipper.status.live import Live, Moment, Pause, PauseBefore
-from shipper.status.overview import Overview
+from shipper.status.live import ChartPoint, Live, PastPause, Pause
+from shipper.status.overview import LetterSummary, Overview, StreamState, UnreachableInput
 from shipper.status.pauses import ADVICE
 from shipper.status.snapshot import Snapshot
 
@@ -48,49 +48,27 @@ HEALTHY = Live(
     in_flight=3,
     concurrency_limit=16,
     last_accepted_at=NOW - 1.2,
-    last_pause=PauseBefore("throttled", NOW - 7200, NOW - 7140),
+    last_pause=PastPause("throttled", NOW - 7200, NOW - 7140),
     token_expires_at=NOW + 2520,
     certificate_expires_at=NOW + 83 * 86400,
 )
 STREAMS = [
-    {"stream_id": 1, "path": "/var/log/app/registrations.ndjson", "size": 84_200_000, "checkpoint": 84_200_000},
-    {"stream_id": 2, "path": "/var/log/app/registrations-2026-09-20.ndjson.gz", "size": 9_100_000},
-    {"stream_id": 3, "path": "/srv/edge/malta/acquisition/clicks.csv", "size": 310_000_000},
+    StreamState(1, "/var/log/app/registrations.ndjson", 84_200_000, 84_200_000, 0, "", NOW, NOW),
+    StreamState(2, "/var/log/app/registrations-2026-09-20.ndjson.gz", 9_100_000, 9_100_000, 0, "gzip", NOW, NOW),
+    StreamState(3, "/srv/edge/malta/acquisition/clicks.csv", 310_000_000, 310_000_000, 0, "", NOW, NOW),
 ]
-STATE: dict[str, Any] = {
-    "read": 98_765_432,
-    "accepted": 98_700_000,
-    "dead_lettered": 432,
-    "duplicates": 65_000,
-    "streams": [
-        {"compression": "", "lag_bytes": 0, "updated_at": NOW, "delivered_until": NOW - 1, "checkpoint": each["size"]}
-        | each
-        for each in STREAMS
-    ],
-    "stream_count": 3,
-    "streams_behind": 0,
-    "lag_bytes": 0,
-    "spool": {"segments": 0, "bytes": 0, "lag_bytes": 0},
-    "dead_letters": {},
-    "dead_letter_bytes": 0,
-    "letters_without_record": 0,
-    "newest_dead_letters": [],
-    "unreachable_bytes": 0,
-    "unreachable": [],
-}
-STATE["streams"][1]["compression"] = "gzip"
-NOTHING = {"read": 0, "accepted": 0, "dead_lettered": 0, "duplicates": 0, "streams": [], "stream_count": 0}
+STATE = Overview(at=NOW, read=98_765_432, accepted=98_700_000, dead_lettered=432, duplicates=65_000, streams=STREAMS)
+NOTHING = {"read": 0, "accepted": 0, "dead_lettered": 0, "duplicates": 0, "streams": []}
 REPORT = {"fetched_at": NOW - 3 * 3600, "account": 1001, "start": "2026-09-01", "end": "2026-09-20"}
 
 
 def document(live: Live = HEALTHY, **state: Any) -> dict[str, Any]:
-    """Make an answer of `/status`; what is named of the state differs from the healthy one."""
-    written = STATE | state
-    if live.lag_bytes and "streams" not in state:  # the state agrees with the process
-        written = written | {"streams": [STATE["streams"][0] | {"lag_bytes": live.lag_bytes}, *STATE["streams"][1:]]}
-    overview = msgspec.convert(written, Overview)
-    answer = make_document(Snapshot(at=live.at, process_id=live.process_id, live=live, state=overview))
-    return answer | {"state": written, "report": REPORT}
+    """Make an answer of `/status`; `state` overrides fields of the healthy state."""
+    if live.lag_bytes:  # keep the state consistent with the process
+        state = {"streams": [replace(STREAMS[0], lag_bytes=live.lag_bytes), *STREAMS[1:]]} | state
+    overview = replace(STATE, **state)
+    snapshot = Snapshot(at=live.at, process_id=live.process_id, live=live, state=overview)
+    return make_document(snapshot) | {"report": REPORT}
 
 
 def pause(reason: str, message: str) -> Pause:
@@ -121,39 +99,33 @@ OPEN_LINE = replace(HEALTHY, lag_bytes=10, settled_bytes_per_second=0.0, accepte
 LETTERS = {
     "dead_letters": {"country": 1_204, "btag": 310, "timestamp": 44, "json": 3},
     "dead_letter_bytes": 612_000,
-    "letters_without_record": 0,
     "newest_dead_letters": [
-        {
-            "id": 1561 - index,
-            "rule": rule,
-            "path": "/var/log/app/registrations.ndjson",
-            "offset": 84_100_000 - 700 * index,
-            "event_id": f"0d9f4c1e-7d3b-4a52-9a10-5f3c2b7a{index:04x}",
-            "status": status,
-            "delivery": delivery,
-            "last_at": NOW - 40 * index,
-            "message": message,
-        }
+        LetterSummary(
+            id=1561 - index,
+            rule=rule,
+            path=STREAMS[0].path,
+            offset=84_100_000 - 700 * index,
+            event_id=f"0d9f4c1e-7d3b-4a52-9a10-5f3c2b7a{index:04x}",
+            status=status,
+            delivery=delivery,
+            last_at=NOW - 40 * index,
+            message=message,
+        )
         for index, (rule, status, delivery, message) in enumerate(
             [
                 ("country", 0, "invalid", "ConsumerCountry must be two letters A-Z"),
                 ("btag", 400, "rejected", ""),
-                ("timestamp", 0, "invalid", "Timestamp must be a real instant written YYYY-MM-DDThh:mm:ssZ"),
+                ("timestamp", 0, "invalid", "Timestamp must be a real time in the form YYYY-MM-DDThh:mm:ssZ"),
             ]
         )
     ],
 }
-
-
-def behind(**changes: Any) -> dict[str, Any]:
-    """Make the state of a shipper that has not caught up."""
-    streams = [dict(each) for each in STATE["streams"]]
-    streams[2] |= {"checkpoint": 213_500_000, "lag_bytes": 96_500_000, "delivered_until": NOW - 260}
-    return {"streams": streams[::-1], "streams_behind": 1, "lag_bytes": 96_500_000} | changes
+LATE = replace(STREAMS[2], checkpoint=213_500_000, lag_bytes=96_500_000, delivered_until=NOW - 260)
+LAGGING = {"streams": [LATE, STREAMS[1], STREAMS[0]]}
 
 
 def history(minutes: float = 30.0, *, until: float = NOW, is_paused: bool = False) -> list[list[Any]]:
-    """Make the points of the charts: a daily life with a gap, a pause, and waves; the same each time."""
+    """Make the same chart points each time: waves with a gap and a pause."""
     rng = random.Random(7)
     points = []
     for index in range(int(minutes * 30)):
@@ -164,15 +136,15 @@ def history(minutes: float = 30.0, *, until: float = NOW, is_paused: bool = Fals
         lag = int(96_500_000 * max(0.0, 1 - (until - at) / 200)) if is_paused else 0
         lag += int(30_000_000 * max(0.0, 1 - abs(until - at - 500) / 180))
         tail = slow and slow * (3.5 + rng.random())
-        points.append(Moment(at, rate, slow, tail, 0 if stops else round(4 * wave), lag, stops))
+        points.append(ChartPoint(at, rate, slow, tail, 0 if stops else round(4 * wave), lag, stops))
     return [msgspec.to_builtins(each) for each in reversed(points) if not 1290 < until - each.at < 1400]
 
 
 SCENES: dict[str, tuple[dict[str, Any], list[list[Any]]]] = {
     "healthy": (document(), history()),
-    "behind": (document(BEHIND, **behind()), history()),
-    "paused": (document(PAUSED, **behind()), history(is_paused=True)),
-    "two-pauses": (document(replace(PAUSED, pauses=[FORBIDDEN, FULL]), **behind(**LETTERS)), history(is_paused=True)),
+    "behind": (document(BEHIND, **LAGGING), history()),
+    "paused": (document(PAUSED, **LAGGING), history(is_paused=True)),
+    "two-pauses": (document(replace(PAUSED, pauses=[FORBIDDEN, FULL]), **LAGGING, **LETTERS), history(is_paused=True)),
     "dead-letters": (
         document(replace(HEALTHY, dead_lettered=1_561, read=HEALTHY.read + 1_561), **LETTERS),
         history(),
@@ -183,7 +155,7 @@ SCENES: dict[str, tuple[dict[str, Any], list[list[Any]]]] = {
                 HEALTHY, token_expires_at=NOW + 100, certificate_expires_at=NOW - 3600, unreachable_bytes=1_200_000
             ),
             unreachable_bytes=1_200_000,
-            unreachable=[{"stream_id": 9, "path": "/var/log/app/gone.log", "bytes": 1_200_000, "noticed_at": NOW - 90}],
+            unreachable=[UnreachableInput(9, "/var/log/app/gone.log", 1_200_000, NOW - 90)],
         ),
         history(3),
     ),
@@ -252,14 +224,14 @@ SCENES: dict[str, tuple[dict[str, Any], list[list[Any]]]] = {
 
 class StatusServer:
     """
-    Serves the page at `/`, also behind any path, on the loopback; as a context manager.
+    Serves the page at `/` and below any path, on loopback; a context manager.
 
     Attributes:
-        document: What `/status` answers; `live.at` goes on a little with each answer, as of a process that lives.
-        is_away: There is no answer to the page's questions; connections are closed.
-        is_stuck: `live.at` does not go on.
-        refusal: The text of an answer 500 to `/status`, if any.
-        asked: The paths that were asked for, in their order.
+        document: The answer of `/status`; `live.at` advances with each answer, as in a live process.
+        is_away: Whether to close the connections of the page's polls without an answer.
+        is_stuck: Whether `live.at` stands still.
+        refusal: Text of an answer 500 to `/status`; empty = none.
+        asked: The requested paths, in order.
     """
 
     def __init__(self, document: dict[str, Any], history: Sequence[list[Any]] = (), *, port: int = 0) -> None:
@@ -274,7 +246,7 @@ class StatusServer:
         self.url = f"http://127.0.0.1:{self._server.server_port}/"
 
     def answer(self, path: str) -> tuple[str, bytes]:
-        """Choose content type and body."""
+        """Return content type and body."""
         self.asked.append(path)
         name, _, query = path.rpartition("/")[2].partition("?")
         if name == "status":
@@ -307,7 +279,7 @@ class StatusServer:
                 self.send_header("Content-Length", str(len(body)))
                 self.send_header("Content-Security-Policy", render()[1])
                 self.end_headers()
-                with suppress(ConnectionError):  # the tab was closed meanwhile
+                with suppress(ConnectionError):  # the tab was closed
                     self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:

@@ -1,8 +1,8 @@
-//! A hash that is cheap for short keys, and that nobody outside the process can foresee.
+//! A hash function that is fast for short keys and cannot be predicted outside of the process.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// Multiplies what is hashed by what is hashed before it, mixed with secrets.
+/// Folds each word into the state by a multiplication with a secret.
 #[derive(Clone, Copy)]
 pub struct Folding {
     state: u64,
@@ -39,7 +39,7 @@ impl Hasher for Folding {
     }
 
     fn write_usize(&mut self, _: usize) {
-        // The length of a slice, which `write` counts.
+        // Ignore the length prefix of a slice: `write` hashes the length.
     }
 
     fn write_u128(&mut self, number: u128) {

@@ -1,4 +1,4 @@
-//! Counts events by hour, brand, affiliate and media, and adds such counts up.
+//! Counts events by hour, brand, affiliate and media, and sums such counts.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use crate::hashing::Folding;
 pub const HOUR: usize = 13;
 const IDENTIFIER_MAX: usize = 64;
 
-/// What events are counted by; the texts are UTF-8.
+/// The key of a count; all texts are UTF-8.
 #[derive(Clone, Copy, Hash, PartialEq, Eq)]
 pub struct Key<'a> {
     pub hour: &'a [u8],
@@ -18,17 +18,17 @@ pub struct Key<'a> {
     pub media: &'a [u8],
 }
 
-/// How many events were accepted, and how many were duplicates.
+/// The numbers of accepted events and of duplicates.
 pub type Counts = [i64; 2];
 
-/// Counts that are being added up, in the order in which the keys came.
+/// Running sums of counts, in the order in which the keys were added.
 pub struct Sums<'a> {
     places: HashMap<Key<'a>, usize, Folding>,
     rows: Vec<(Key<'a>, Counts)>,
 }
 
 impl<'a> Sums<'a> {
-    /// With room for so many keys.
+    /// Reserve capacity for `keys` keys.
     pub fn new(keys: usize) -> Self {
         Sums { places: HashMap::with_capacity_and_hasher(keys, Folding::new()), rows: Vec::with_capacity(keys) }
     }
@@ -45,7 +45,7 @@ impl<'a> Sums<'a> {
 }
 
 struct Row {
-    /// Of the hour, the affiliate and the media in the text.
+    /// Start of the hour in the text, followed by the affiliate and the media.
     start: u32,
     media_start: u32,
     end: u32,
@@ -53,7 +53,7 @@ struct Row {
     counts: Counts,
 }
 
-/// Counts by key, each key once, none without an event.
+/// Counts by key; keys are unique, and keys without events are omitted.
 pub struct Tally {
     text: Vec<u8>,
     rows: Vec<Row>,
@@ -61,7 +61,8 @@ pub struct Tally {
 
 impl Tally {
     pub fn of(sums: &Sums) -> Self {
-        let mut tally = Tally { text: Vec::with_capacity(32 * sums.rows.len()), rows: Vec::with_capacity(sums.rows.len()) };
+        let mut tally =
+            Tally { text: Vec::with_capacity(32 * sums.rows.len()), rows: Vec::with_capacity(sums.rows.len()) };
         for (key, counts) in sums.rows.iter().filter(|(_, counts)| *counts != [0, 0]) {
             let start = tally.text.len() as u32;
             tally.text.extend_from_slice(key.hour);
@@ -92,13 +93,14 @@ impl Tally {
         })
     }
 
-    /// Whether each affiliate is an identifier, or empty: text that may be kept, and needs no escape anywhere.
+    /// Return whether each affiliate is empty or an identifier, which is safe to store and never needs escaping.
     pub fn has_identifiers(&self) -> bool {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-        self.rows().all(|(key, _)| key.affiliate_id.len() <= IDENTIFIER_MAX && key.affiliate_id.iter().copied().all(is_plain))
+        self.rows()
+            .all(|(key, _)| key.affiliate_id.len() <= IDENTIFIER_MAX && key.affiliate_id.iter().copied().all(is_plain))
     }
 
-    /// The six columns in MessagePack: hours, brands, affiliates, media, accepted, duplicates.
+    /// Encode the six columns in MessagePack: hours, brands, affiliates, media, accepted, duplicates.
     pub fn columns(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.text.len() + 20 * self.rows.len() + 64);
         bytes.push(0x96);

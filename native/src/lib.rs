@@ -1,6 +1,6 @@
-//! The native part of `shipper`: takes ordinary records apart, and knows which EventIds are on their way or accepted.
+//! The native extension of `shipper`: parses ordinary records, and tracks the EventIds in flight and accepted.
 //!
-//! It is optional: the Python package does the same without it, and judges by itself whatever is not ordinary.
+//! It is optional: without it, the Python package does the same. It always validates all other records.
 
 #![forbid(unsafe_code)]
 
@@ -10,25 +10,32 @@ mod lines;
 mod window;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList};
+use pyo3::types::{PyBytes, PyDict};
 
 use ledger::{Key, Sums, Tally, HOUR};
 use lines::{scan_lines, take, Event, Limits};
 use window::{keys_in, Window};
 
-/// What the Python package expects of the functions here, see `shipper.system.native`; another one with each change.
-const INTERFACE: u32 = 2;
+/// The version of this interface, see `shipper.system.native`; increment it with every change.
+const INTERFACE: u32 = 3;
 
-/// Lines, end, slot, keys, ConsumerIDs, those that repeat, ledger, whether a line ended it.
-type Taken<'py> =
-    (usize, usize, i64, Bound<'py, PyBytes>, Bound<'py, PyBytes>, Vec<(usize, usize, usize)>, PyTally, bool);
+/// See `_Scanned` in `shipper.codec.codec`.
+type Scanned<'py> = (
+    usize,
+    Vec<(usize, usize, usize)>,
+    Vec<(usize, usize)>,
+    Bound<'py, PyBytes>,
+    Bound<'py, PyBytes>,
+    Vec<(usize, usize, usize)>,
+    PyTally,
+);
 
 #[pyclass(name = "DedupeWindow")]
 struct PyWindow {
     window: Window,
 }
 
-/// Has the methods of `shipper.codec.dedupe.DedupeWindow`, with the same answers.
+/// The same methods as `shipper.codec.dedupe.DedupeWindow`, with the same results.
 #[pymethods]
 impl PyWindow {
     #[new]
@@ -49,37 +56,18 @@ impl PyWindow {
         keys_in(key).next().is_some_and(|key| self.window.is_unsettled(key))
     }
 
-    fn admit(&mut self, keys: &[u8]) -> Option<u64> {
+    fn admit(&mut self, keys: &[u8]) -> bool {
         let keys: Vec<u128> = keys_in(keys).collect();
-        self.window.admit(&keys).ok()
+        self.window.admit_all(&keys)
     }
 
-    fn remember(&mut self, keys: &[u8]) {
+    fn accept(&mut self, keys: &[u8]) {
         let keys: Vec<u128> = keys_in(keys).collect();
-        self.window.remember(&keys);
+        self.window.accept(&keys);
     }
 
-    fn accept(&mut self, slot: u64, ordinals: &Bound<'_, PyAny>) -> PyResult<bool> {
-        if let Ok(list) = ordinals.cast::<PyList>() {
-            let ordinals: Vec<usize> = list.extract()?;
-            return Ok(self.window.accept(slot, ordinals.into_iter()));
-        }
-        let (start, stop): (usize, usize) =
-            (ordinals.getattr("start")?.extract()?, ordinals.getattr("stop")?.extract()?);
-        Ok(self.window.accept(slot, start..stop))
-    }
-
-    fn accept_one(&mut self, key: &[u8]) {
-        keys_in(key).for_each(|key| self.window.accept_one(key));
-    }
-
-    fn take_back(&mut self, slot: u64, keys: &[u8]) {
-        let keys: Vec<u128> = keys_in(keys).collect();
-        self.window.take_back(slot, &keys);
-    }
-
-    fn forget(&mut self, key: &[u8]) {
-        keys_in(key).for_each(|key| self.window.forget(key));
+    fn forget(&mut self, keys: &[u8]) {
+        keys_in(keys).for_each(|key| self.window.forget(key));
     }
 
     fn drop(&mut self, keys: &[u8]) {
@@ -95,10 +83,9 @@ struct Scan {
 
 #[pymethods]
 impl Scan {
-    /// Take events from `start` on, and admit their EventIds to a window that is on.
+    /// Take lines from `start` on, up to the limits; admit the EventIds of ordinary ones if the window is on.
     ///
-    /// It ends before the first line that is not ordinary, whose EventId is known, or that has no room. The last item
-    /// tells whether it ended because of the line itself. `data` is what was scanned.
+    /// `data` must be the scanned bytes.
     #[allow(clippy::too_many_arguments)]
     fn take<'py>(
         &self,
@@ -110,40 +97,31 @@ impl Scan {
         max_record_bytes: usize,
         latest: &str,
         window: &Bound<'py, PyWindow>,
-    ) -> PyResult<Taken<'py>> {
+    ) -> PyResult<Scanned<'py>> {
         let mut borrowed = window.borrow_mut();
         let window = &mut borrowed.window;
         let latest = latest.as_bytes();
         let limits = Limits { events: room_events, bytes: room_bytes, record_bytes: max_record_bytes, latest };
-        let mut run = take(data.as_bytes(), &self.events, start, &limits);
-        let mut slot = -1;
-        if window.is_on() && !run.events.is_empty() {
-            let keys: Vec<u128> = run.events.iter().map(|event| event.key).collect();
-            // The keys before the first one that is known are new, also where a line repeats one before it.
-            let admitted = window.admit(&keys).or_else(|known_at| {
-                run.cut(known_at);
-                if known_at > 0 { window.admit(&keys[..known_at]) } else { Ok(0) }
-            });
-            slot = admitted.expect("they are new") as i64;
-        }
-        let keys = PyBytes::new_with(py, if window.is_on() { 16 * run.events.len() } else { 0 }, |bytes| {
-            for (place, event) in bytes.chunks_exact_mut(16).zip(run.events) {
+        let is_on = window.is_on();
+        let taken = take(data.as_bytes(), &self.events, start, &limits, window);
+        let keys = PyBytes::new_with(py, if is_on { 16 * taken.events.len() } else { 0 }, |bytes| {
+            for (place, event) in bytes.chunks_exact_mut(16).zip(&taken.events) {
                 place.copy_from_slice(&event.key.to_be_bytes());
             }
             Ok(())
         })?;
-        let consumer_ids = PyBytes::new_with(py, 8 * run.events.len(), |bytes| {
-            for (place, event) in bytes.chunks_exact_mut(8).zip(run.events) {
+        let consumer_ids = PyBytes::new_with(py, 8 * taken.events.len(), |bytes| {
+            for (place, event) in bytes.chunks_exact_mut(8).zip(&taken.events) {
                 place.copy_from_slice(&event.consumer_id.to_ne_bytes());
             }
             Ok(())
         })?;
-        let ledger = PyTally { tally: run.tally() };
-        Ok((run.events.len(), run.end, slot, keys, consumer_ids, run.repeats(), ledger, run.is_stopped))
+        let (repeats, ledger) = (taken.repeats(), PyTally { tally: taken.tally() });
+        Ok((taken.end, taken.stretches, taken.others, keys, consumer_ids, repeats, ledger))
     }
 }
 
-/// Find the ordinary lines of a chunk; other threads run meanwhile.
+/// Find the ordinary lines of a chunk; releases the GIL.
 #[pyfunction]
 fn scan(py: Python<'_>, data: &Bound<'_, PyBytes>) -> Scan {
     let data = data.as_bytes();
@@ -162,34 +140,32 @@ impl PyTally {
         self.tally.len()
     }
 
-    /// The keys, with how many events were accepted.
+    /// Return the keys with the number of accepted events.
     fn items(&self) -> Vec<((&str, i64, &str, &str), i64)> {
         let rows = self.tally.rows();
-        rows.map(|(key, counts)| {
-            ((text(key.hour), key.brand_id, text(key.affiliate_id), text(key.media)), counts[0])
-        })
-        .collect()
+        rows.map(|(key, counts)| ((text(key.hour), key.brand_id, text(key.affiliate_id), text(key.media)), counts[0]))
+            .collect()
     }
 
-    /// How many events, accepted and duplicates.
+    /// Return the number of events, accepted or duplicate.
     fn total(&self) -> i64 {
         self.tally.rows().map(|(_, counts)| counts[0] + counts[1]).sum()
     }
 
-    /// The first and the last hour; empty if there is none.
+    /// Return the first and the last hour; empty if there are none.
     fn hours(&self) -> (&str, &str) {
         let hours = || self.tally.rows().map(|(key, _)| key.hour);
         (text(hours().min().unwrap_or_default()), text(hours().max().unwrap_or_default()))
     }
 
-    /// The six columns in MessagePack: hours, brands, affiliates, media, accepted, duplicates.
+    /// Encode the six columns in MessagePack: hours, brands, affiliates, media, accepted, duplicates.
     fn columns<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         let bytes = py.detach(|| self.tally.columns());
         PyBytes::new(py, &bytes)
     }
 }
 
-/// Add up tallies and dicts of counts; None if an affiliate is no identifier, which is counted under another name.
+/// Sum tallies and dicts of counts; return None if an affiliate is not an identifier, so the caller must rename it.
 #[pyfunction]
 fn add_up(
     py: Python<'_>,
@@ -226,7 +202,7 @@ fn add_up(
 }
 
 fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).expect("it was text when it was read")
+    std::str::from_utf8(bytes).expect("valid UTF-8, as checked by the scanner")
 }
 
 #[pymodule]

@@ -1,12 +1,13 @@
-//! Takes ordinary lines apart: one event each, in the strict wire form, with nothing that needs a second look.
+//! Parses ordinary lines: one event each, in the strict wire form.
 //!
-//! Whatever is taken here, `shipper.codec.judge` accepts as it stands. It accepts a little more, which is left to it:
-//! numbers with a fraction, escapes in names and in values that have a form or are counted, media of over 20 digits.
+//! `shipper.codec.judge` accepts every ordinary line, and some that are not parsed here: with numbers that have a
+//! fraction, escapes in names, in values with a fixed form or in ledger keys, or media of more than 20 digits.
 
 use std::collections::HashSet;
 
 use crate::hashing::Folding;
 use crate::ledger::{Key, Sums, Tally, HOUR};
+use crate::window::Window;
 
 const NAMES: [&[u8]; 13] = [
     b"\"EventId\"",
@@ -24,7 +25,7 @@ const NAMES: [&[u8]; 13] = [
     b"\"ConsumerState\"",
 ];
 const NAME_MAX: usize = 24;
-/// The names in words, and which bits of these count.
+/// The names as words of 8 bytes, each with a mask of the relevant bits.
 const NAME_WORDS: [[(u64, u64); NAME_MAX / 8]; 13] = name_words();
 const ALL: u16 = (1 << NAMES.len()) - 1;
 const NO_DIGIT: u8 = 16;
@@ -34,25 +35,25 @@ const FIRST_DIGITS: [usize; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 14, 15
 const LAST_DIGITS: [usize; 16] = [19, 20, 21, 22, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35];
 const MEDIA_MAX: usize = 20;
 
-/// Where taking events ends.
+/// Limits of the events to take.
 pub struct Limits<'a> {
     pub events: usize,
-    /// Of the lines and the newlines between them.
+    /// Maximum bytes of the lines and the newlines between them.
     pub bytes: usize,
-    /// Of one line.
+    /// Maximum bytes of one line.
     pub record_bytes: usize,
-    /// The last instant that a Timestamp may name.
+    /// The latest valid Timestamp.
     pub latest: &'a [u8],
 }
 
-/// Where something stands in the data.
+/// A range of the data.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct Stretch {
     start: u32,
     length: u32,
 }
 
-impl Place {
+impl Stretch {
     fn of<'a>(self, data: &'a [u8]) -> &'a [u8] {
         &data[self.start as usize..][..self.length as usize]
     }
@@ -64,42 +65,38 @@ pub struct Event {
     pub key: u128,
     pub consumer_id: u64,
     brand_id: i64,
-    /// Without the newline.
-    line: Place,
-    timestamp: Place,
-    affiliate_id: Place,
-    media: Place,
+    /// The line without its newline.
+    line: Stretch,
+    timestamp: Stretch,
+    affiliate_id: Stretch,
+    media: Stretch,
 }
 
 impl Event {
-    /// Where the line after it begins, in so many bytes of data.
-    fn next(&self, length: usize) -> usize {
-        length.min((self.line.start + self.line.length) as usize + 1)
+    /// Return the end of the line, before its newline.
+    fn end(&self) -> usize {
+        (self.line.start + self.line.length) as usize
     }
 }
 
-/// Events whose lines follow one another.
-pub struct Run<'a> {
-    pub events: &'a [Event],
-    pub start: usize,
-    pub end: usize,
-    /// It ended before a line that is not ordinary, or whose EventId is known.
-    pub is_stopped: bool,
+/// The lines taken from a chunk.
+#[derive(Default)]
+pub struct Taken<'a> {
     data: &'a [u8],
+    /// The ordinary lines.
+    pub events: Vec<&'a Event>,
+    /// Runs of consecutive ordinary lines: start, end and number of lines.
+    pub stretches: Vec<(usize, usize, usize)>,
+    /// Start and end of each line that is not ordinary, or whose EventId is not new.
+    pub others: Vec<(usize, usize)>,
+    pub end: usize,
 }
 
-impl Run<'_> {
-    /// Leave out all events from `index` on.
-    pub fn cut(&mut self, index: usize) {
-        self.events = &self.events[..index];
-        self.end = self.events.last().map_or(self.start, |event| event.next(self.data.len()));
-        self.is_stopped = true;
-    }
-
+impl Taken<'_> {
     pub fn tally(&self) -> Tally {
-        let text = |place: Place| place.of(self.data);
+        let text = |place: Stretch| place.of(self.data);
         let mut sums = Sums::new(self.events.len());
-        for event in self.events {
+        for event in &self.events {
             let key = Key {
                 hour: &text(event.timestamp)[..HOUR],
                 brand_id: event.brand_id,
@@ -111,20 +108,18 @@ impl Run<'_> {
         Tally::of(&sums)
     }
 
-    /// The events whose ConsumerID stands in an event before: ordinal, start and end of the line in the data.
+    /// Return the events that repeat the ConsumerID of an earlier one: ordinal, start and end in the joined lines.
     pub fn repeats(&self) -> Vec<(usize, usize, usize)> {
-        let mut ids: Vec<u64> = self.events.iter().map(|event| event.consumer_id).collect();
-        ids.sort_unstable();
-        if ids.windows(2).all(|pair| pair[0] != pair[1]) {
-            return Vec::new();
-        }
         let mut seen = HashSet::with_capacity_and_hasher(self.events.len(), Folding::new());
-        let is_repeat = |(_, event): &(usize, &Event)| !seen.insert(event.consumer_id);
-        let place = |(ordinal, event): (usize, &Event)| {
-            let start = event.line.start as usize;
-            (ordinal, start, start + event.line.length as usize)
-        };
-        self.events.iter().enumerate().filter(is_repeat).map(place).collect()
+        let (mut repeats, mut start) = (Vec::new(), 0);
+        for (ordinal, event) in self.events.iter().enumerate() {
+            let end = start + event.line.length as usize;
+            if !seen.insert(event.consumer_id) {
+                repeats.push((ordinal, start, end));
+            }
+            start = end + 1;
+        }
+        repeats
     }
 }
 
@@ -132,53 +127,63 @@ impl Run<'_> {
 pub fn scan_lines(data: &[u8]) -> Vec<Event> {
     let mut events = Vec::with_capacity(data.len() / 512);
     if data.len() >= u32::MAX as usize {
-        return events; // of such a line only the length matters
+        return events; // positions are u32, so leave such data to the Python package
     }
     let mut order: [usize; 13] = std::array::from_fn(|field| field);
     let mut start = 0;
     while start < data.len() {
         let mut line = Line { data, at: start };
         if let Some(event) = line.event(&mut order) {
-            start = event.next(data.len());
+            start = event.end() + 1;
             events.push(event);
         } else {
-            start += data[start..].iter().position(|&byte| byte == b'\n').map_or(data.len(), |length| length + 1);
+            start = line_end(data, start) + 1;
         }
     }
     events
 }
 
-/// Take events from `start` on, as many as follow one another within the limits.
-pub fn take<'a>(data: &'a [u8], all: &'a [Event], start: usize, limits: &Limits) -> Run<'a> {
-    let first = all.partition_point(|event| (event.line.start as usize) < start);
-    let (mut count, mut end, mut is_stopped) = (0, start, false);
-    while count < limits.events && end < data.len() {
-        let Some(event) = all.get(first + count).filter(|event| event.line.start as usize == end) else {
-            is_stopped = true;
-            break;
-        };
-        let length = event.line.length as usize;
-        if end + length - start > limits.bytes {
-            break;
-        }
-        if length > limits.record_bytes || event.timestamp.of(data) > limits.latest {
-            is_stopped = true;
+/// Take lines from `start` on, up to the limits; ordinary lines count as such only if the window admits their EventId.
+pub fn take<'a>(data: &'a [u8], all: &'a [Event], start: usize, limits: &Limits, window: &mut Window) -> Taken<'a> {
+    let mut next = all.partition_point(|event| (event.line.start as usize) < start);
+    let events = Vec::with_capacity(limits.events.min(all.len() - next));
+    let mut taken = Taken { data, events, end: start, ..Taken::default() };
+    window.warm(all[next..].iter().take(limits.events).map(|event| event.key));
+    while taken.events.len() + taken.others.len() < limits.events && taken.end < data.len() {
+        let at = taken.end;
+        let event = all.get(next).filter(|event| event.line.start as usize == at);
+        let line_end = event.map_or_else(|| line_end(data, at), |event| event.end());
+        if line_end - start > limits.bytes {
             break;
         }
-        end = event.next(data.len());
-        count += 1;
+        next += usize::from(event.is_some());
+        let fits = |event: &&Event| line_end - at <= limits.record_bytes && event.timestamp.of(data) <= limits.latest;
+        if let Some(event) = event.filter(fits).filter(|event| !window.is_on() || window.admit(event.key)) {
+            taken.events.push(event);
+            match taken.stretches.last_mut() {
+                Some((_, end, count)) if *end + 1 == at => (*end, *count) = (line_end, *count + 1),
+                _ => taken.stretches.push((at, line_end, 1)),
+            }
+        } else {
+            taken.others.push((at, line_end));
+        }
+        taken.end = data.len().min(line_end + 1);
     }
-    Run { events: &all[first..first + count], start, end, is_stopped, data }
+    taken
 }
 
-/// One line, and how far it is read. What cannot be read is not ordinary, and nothing of it counts.
+fn line_end(data: &[u8], start: usize) -> usize {
+    data[start..].iter().position(|&byte| byte == b'\n').map_or(data.len(), |length| start + length)
+}
+
+/// A line and the position in it. Methods return None if the line is not ordinary.
 struct Line<'a> {
     data: &'a [u8],
     at: usize,
 }
 
 impl<'a> Line<'a> {
-    /// Read the line; `at` is its end then, without the newline.
+    /// Read the whole line; afterwards `at` is its end, before the newline.
     fn event(&mut self, order: &mut [usize; 13]) -> Option<Event> {
         let mut event = Event::default();
         let (start, mut seen) = (self.at, 0);
@@ -188,16 +193,16 @@ impl<'a> Line<'a> {
             self.skip_blanks();
             let field = self.field(order, place)?;
             seen |= 1 << field;
-            self.take_behind_blanks(b':')?;
+            self.take_after_blanks(b':')?;
             self.skip_blanks();
             match field {
                 0 => event.key = event_key(self.of_length()?)?,
                 1 => self.ip()?,
                 2 => {
-                    event.timestamp = Place { start: self.at as u32 + 1, length: 20 };
+                    event.timestamp = Stretch { start: self.at as u32 + 1, length: 20 };
                     is_timestamp(self.of_length()?).then_some(())?;
                 }
-                3 => event.media = Place { start: self.at as u32 + 1, length: self.b_tag()?.len() as u32 },
+                3 => event.media = Stretch { start: self.at as u32 + 1, length: self.b_tag()?.len() as u32 },
                 4 => event.consumer_id = self.number()? as u64,
                 5 => self.of_length::<2>()?.iter().all(u8::is_ascii_uppercase).then_some(())?,
                 6 => self.of_length::<3>()?.iter().all(u8::is_ascii_uppercase).then_some(())?,
@@ -207,7 +212,7 @@ impl<'a> Line<'a> {
                 11 => {
                     let start = self.at as u32 + 1;
                     let text = self.text().filter(|text| !text.contains(&b'\\'))?;
-                    event.affiliate_id = Place { start, length: text.len() as u32 };
+                    event.affiliate_id = Stretch { start, length: text.len() as u32 };
                 }
                 _ => match self.text()? {
                     [] => (),
@@ -215,13 +220,13 @@ impl<'a> Line<'a> {
                     _ => return None,
                 },
             }
-            self.take_behind_blanks(if place + 1 < NAMES.len() { b',' } else { b'}' })?;
+            self.take_after_blanks(if place + 1 < NAMES.len() { b',' } else { b'}' })?;
         }
         self.skip_blanks();
         if seen != ALL || self.data.get(self.at).is_some_and(|&byte| byte != b'\n') {
             return None;
         }
-        event.line = Place { start: start as u32, length: (self.at - start) as u32 };
+        event.line = Stretch { start: start as u32, length: (self.at - start) as u32 };
         Some(event)
     }
 
@@ -231,7 +236,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    fn take_behind_blanks(&mut self, byte: u8) -> Option<()> {
+    fn take_after_blanks(&mut self, byte: u8) -> Option<()> {
         self.take(byte).or_else(|| {
             self.skip_blanks();
             self.take(byte)
@@ -242,7 +247,7 @@ impl<'a> Line<'a> {
         (*self.data.get(self.at)? == byte).then(|| self.at += 1)
     }
 
-    /// Read a name; most lines have the names in the order of the one before.
+    /// Read a name; try the order of the previous line first, as most lines have the same one.
     fn field(&mut self, order: &mut [usize; 13], place: usize) -> Option<usize> {
         let rest = &self.data[self.at..];
         let mut field = order[place];
@@ -263,7 +268,7 @@ impl<'a> Line<'a> {
         text.iter().try_fold(0i64, |number, digit| number.checked_mul(10)?.checked_add(i64::from(digit - b'0')))
     }
 
-    /// Read a string of so many bytes; what is in it is to be checked.
+    /// Read a string of `LENGTH` bytes without checking its content.
     fn of_length<const LENGTH: usize>(&mut self) -> Option<&'a [u8; LENGTH]> {
         self.take(b'"')?;
         let text = self.data[self.at..].first_chunk()?;
@@ -286,7 +291,7 @@ impl<'a> Line<'a> {
         Some(())
     }
 
-    /// Read digits, as many as the ledger keeps, an underscore, and 32 hexadecimal digits; gives the first ones.
+    /// Read up to `MEDIA_MAX` digits, an underscore and 32 hexadecimal digits; return the first digits.
     fn b_tag(&mut self) -> Option<&'a [u8]> {
         self.take(b'"')?;
         let media = self.digits(MEDIA_MAX);
@@ -298,7 +303,7 @@ impl<'a> Line<'a> {
         (!media.is_empty() && all < NO_DIGIT).then_some(media)
     }
 
-    /// Read digits, at most so many.
+    /// Read up to `most` digits.
     fn digits(&mut self, most: usize) -> &'a [u8] {
         let rest = &self.data[self.at..];
         let count = rest.iter().take(most).take_while(|byte| byte.is_ascii_digit()).count();
@@ -306,7 +311,7 @@ impl<'a> Line<'a> {
         &rest[..count]
     }
 
-    /// Read a string; gives what is between its quotes, as it stands there.
+    /// Read a string; return it without its quotes, with escapes unchanged.
     fn text(&mut self) -> Option<&'a [u8]> {
         self.take(b'"')?;
         let start = self.at;
@@ -353,7 +358,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Whether the bytes begin with a name.
+/// Return whether the data begins with the name of a field.
 fn is_name(data: &[u8], field: usize) -> bool {
     let Some(bytes) = data.first_chunk::<NAME_MAX>() else {
         return data.starts_with(NAMES[field]);
@@ -378,7 +383,7 @@ const fn name_words() -> [[(u64, u64); NAME_MAX / 8]; 13] {
     words
 }
 
-/// How many bytes at the beginning are neither a quote, a backslash, a control character nor outside ASCII.
+/// Return the number of leading ASCII bytes before a quote, a backslash or a control character.
 fn plain_bytes(data: &[u8]) -> usize {
     const ONES: u64 = u64::MAX / 255;
     const TOPS: u64 = ONES << 7;
@@ -386,7 +391,7 @@ fn plain_bytes(data: &[u8]) -> usize {
     for word in data.chunks_exact(8) {
         let word = u64::from_le_bytes(word.try_into().expect("8 bytes"));
         let (quote, backslash) = (word ^ (ONES * 0x22), word ^ (ONES * 0x5c));
-        // The lowest top bit that is set is exact; a borrow may set others above it.
+        // Only the lowest of the set top bits is reliable: a borrow may set others above it.
         let other = (quote.wrapping_sub(ONES) & !quote)
             | (backslash.wrapping_sub(ONES) & !backslash)
             | (word.wrapping_sub(ONES * 0x20) & !word)
@@ -410,7 +415,7 @@ const fn digits(known: &[u8]) -> [u8; 256] {
     values
 }
 
-/// The number that a UUID in its canonical form names.
+/// Return the value of a UUID in canonical form, None if it is in another form.
 fn event_key(text: &[u8; 36]) -> Option<u128> {
     let (mut halves, mut all) = ([0u64; 2], 0);
     for (half, places) in halves.iter_mut().zip([FIRST_DIGITS, LAST_DIGITS]) {

@@ -1,1 +1,23 @@
-"""The part of `shipper check` that uses the network."""
+"""The network checks of `shipper check`, made through the connection used for delivery."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+Result = Literal["ok", "note", "fail"]  # `note`: not wrong, but worth knowing
+
+
+class Item(Struct, frozen=True):
+    """
+    The result of a check.
+
+    Attributes:
+        name: A setting, such as `intake.token`, or a step of a connection, such as `intake:tls`.
+        what: For humans; never contains a secret.
+    """
+
+    result: Result
+    name: str
+    what: str

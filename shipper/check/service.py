@@ -1,4 +1,4 @@
-"""Checks everything between this machine and an endpoint, step by step; nothing is written there."""
+"""Checks the connection to an endpoint step by step, without writing anything there."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import anyio
 from msgspec import Struct
 
+from shipper.check import Item, Result
 from shipper.config.secrets import LiteralSecret, Secret, SecretReference
 from shipper.config.settings import DeliverySettings, EndpointSettings
-from shipper.delivery.connection import Connection, Reached, Server, server_at
+from shipper.delivery.connection import Connection, Peer, Server, server_at
 from shipper.delivery.credentials import (
-    SKEW_TOLD_S,
+    SKEW_REPORTED_S,
     Authorization,
     ClockSkew,
     Credentials,
     NoTokenError,
-    credentials_of,
 )
-from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed, make_ssl_context, new_traceparent
+from shipper.delivery.endpoint import ConnectionSettings, Endpoint, NoAnswerError, compress, new_traceparent
 from shipper.delivery.quoting import quotation
-from shipper.delivery.tls import words
+from shipper.delivery.tls import os_error_text
 from shipper.delivery.verdicts import UNREADABLE, Action, Verdict, judge
 from shipper.model.errors import ConfigError
 from shipper.model.units import several, span
@@ -33,56 +33,43 @@ from shipper.model.wire import BODY_HEAD, BODY_TAIL, INTAKE_PATH
 from shipper.system.addresses import is_address, is_loopback
 
 _ANSWER_BYTES: Final = 64 << 20  # as much as a report may have
-_NO_ROUTE: Final = {"not_found", "redirect", "html_answer"}
+_ROUTE_ERRORS: Final = {"not_found", "redirect", "html_answer"}
 _CERTIFICATE_NOTE_DAYS: Final = 21
 _NAMES_SHOWN: Final = 3
-
-Result = Literal["ok", "note", "fail"]  # `note`: not wrong, but worth knowing
-
-
-class Item(Struct, frozen=True):
-    """
-    One finding.
-
-    Attributes:
-        name: A setting, such as `intake.token`, or a step to the service, such as `intake:tls`.
-        what: For a person; never a secret.
-    """
-
-    result: Result
-    name: str
-    what: str
 
 
 class Probe(Struct, frozen=True):
     """
-    A request that shows what the service makes of route, key and token, and writes nothing.
+    A request that tests route, key and token without writing anything.
 
     Attributes:
-        remark: Told with the answer.
-        or_else: What else to look at if nothing is there.
+        remark: Added to a successful result.
+        hint: Added if the path is not found.
     """
 
     method: str
     path: str
     body: bytes = b""
     remark: str = ""
-    or_else: str = ""
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
 
 
 EMPTY_BATCH: Final = Probe(
-    "POST", INTAKE_PATH, BODY_HEAD + BODY_TAIL, remark="the batch was empty, so that nothing was written"
+    "POST", INTAKE_PATH, BODY_HEAD + BODY_TAIL, remark="the batch was empty, so nothing was written"
 )
 
 
 class Checkup:
     """
-    Connects to one endpoint as a sender does, and reports each step.
+    Connects to an endpoint as a sender does, and reports every step.
 
     Args:
-        section: The settings' section, `intake` or `report`.
-        tell: Called with each item as soon as it is known.
-        now: The clock that does not jump.
+        section: Section of the settings, `intake` or `report`.
+        report: Called with every result as soon as it is known.
+        now: Monotonic clock.
         wall_time: Seconds since the epoch.
     """
 
@@ -92,7 +79,7 @@ class Checkup:
         delivery: DeliverySettings,
         *,
         section: str,
-        tell: Callable[[Item], None],
+        report: Callable[[Item], None],
         now: Callable[[], float] = anyio.current_time,
         wall_time: Callable[[], float],
         rng: Random,
@@ -100,113 +87,114 @@ class Checkup:
         self._endpoint = endpoint
         self._delivery = delivery
         self._section = section
-        self._tell_item = tell
+        self._connection = ConnectionSettings(endpoint, delivery, section)
+        self._report_item = report
         self._now = now
         self._wall_time = wall_time
         self._rng = rng
         self._skew = ClockSkew()
         self._date = ""
 
-    def _tell(self, result: Result, step: str, what: str) -> None:
-        self._tell_item(Item(result, f"{self._section}:{step}", what))
+    def _report(self, result: Result, step: str, what: str) -> None:
+        self._report_item(Item(result, f"{self._section}:{step}", what))
 
-    # The way there ----------------------------------------------------------------------------------------------------
+    # Connection -------------------------------------------------------------------------------------------------------
 
-    async def reach(self) -> bool:
-        """Look the name up, connect, and agree on TLS; returns whether a request makes sense."""
+    async def connect(self) -> bool:
+        """Resolve the name, connect, and set up TLS; return whether a request makes sense."""
         server = server_at(self._endpoint.base_url)
         if not await self._look_up(server):
             return False
         try:
-            connection = Connection(
-                self._endpoint.base_url, self._endpoint, self._delivery, section=self._section, ssl_context=None
-            )
+            connection = Connection(self._connection)
         except ConfigError as error:
-            self._tell("fail", "connect" if "proxy" in error.key else "tls", str(error))
+            self._report("fail", "connect" if "proxy" in error.key else "tls", str(error))
             return False
         try:
-            self._tell_reached(await connection.connect(), server)
-            self._tell_tls(await connection.secure(), server)
+            self._report_connect(await connection.connect(), server)
+            self._report_tls(await connection.secure(), server)
         except NoAnswerError as error:
             is_unreachable = error.step == "connect" and error.cause != "proxy" and not error.is_tls
-            advice = f"; check {self._section}.base_url, and firewalls on the way" if is_unreachable else ""
-            self._tell("fail", error.step, f"{error}{advice}")
+            advice = f"; check {self._section}.base_url and firewalls" if is_unreachable else ""
+            self._report("fail", error.step, f"{error}{advice}")
             return False
         finally:
             await connection.aclose()
         return True
 
     async def _look_up(self, server: Server) -> bool:
-        """Look the name up and report all addresses; the connection does its own lookup."""
+        """Resolve the name and report all addresses; the connection resolves it again."""
         host = server.host
         if self._endpoint.proxy is not None:
-            self._tell("ok", "dns", f"{host} is not looked up here: the proxy does that")
+            self._report("ok", "dns", f"the proxy resolves {host}")
             return True
         if is_address(host):
-            self._tell("ok", "dns", f"{host} is an IP address, so no lookup is needed")
+            self._report("ok", "dns", f"{host} is an IP address, so no lookup is needed")
             return True
         limit_s = self._delivery.connect_timeout_seconds
         try:
             with anyio.fail_after(limit_s):
-                found = await anyio.getaddrinfo(host, server.port, type=socket.SOCK_STREAM)
+                addresses = await anyio.getaddrinfo(host, server.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            why = words(error) if isinstance(error, OSError) else "it is not a valid host name"
+            reason = os_error_text(error) if isinstance(error, OSError) else "it is not a valid host name"
             if isinstance(error, TimeoutError):
-                why = f"no answer within {limit_s:g} s"
-            advice = f"check {self._section}.base_url, and how this machine looks names up"
-            self._tell("fail", "dns", f"{host} is not found: {why}; {advice}")
+                reason = f"no answer within {limit_s:g} s"
+            advice = f"check {self._section}.base_url and the name resolution of this machine"
+            self._report("fail", "dns", f"{host} cannot be resolved: {reason}; {advice}")
             return False
-        self._tell("ok", "dns", f"{host} is {', '.join(dict.fromkeys(str(address[0]) for *_, address in found))}")
+        found = ", ".join(dict.fromkeys(str(address[0]) for *_, address in addresses))
+        self._report("ok", "dns", f"{host} resolves to {found}")
         return True
 
-    def _tell_reached(self, reached: Reached, server: Server) -> None:
+    def _report_connect(self, reached: Peer, server: Server) -> None:
         took = f"{1000 * reached.seconds:.0f} ms"
         if self._endpoint.proxy is None:
-            self._tell("ok", "connect", f"IPv{6 if ':' in reached.address else 4} in {took}")
+            self._report("ok", "connect", f"IPv{6 if ':' in reached.address else 4} in {took}")
             return
         connects = f", and connects to {server.host}, port {server.port}" if server.is_tls else ""
-        self._tell("ok", "connect", f"the proxy {self._endpoint.proxy} is reachable, in {took}{connects}")
+        self._report("ok", "connect", f"the proxy {self._endpoint.proxy} is reachable, in {took}{connects}")
 
-    def _tell_tls(self, tls: ssl.SSLObject | None, server: Server) -> None:
-        if tls is None:
-            is_here = is_loopback(server.host)
-            what = "none: base_url begins with http://" + ("" if is_here else ", so key and token go in clear text")
-            self._tell("ok" if is_here else "note", "tls", what)
-            return
-        result, certificate = certificate_words(tls.getpeercert(), self._wall_time())
-        self._tell(result, "tls", f"{(tls.version() or '').replace('v', ' ')}; {certificate}")
+    def _report_tls(self, tls: ssl.SSLObject | None, server: Server) -> None:
+        if tls is not None:
+            result, certificate = describe_certificate(tls.getpeercert(), self._wall_time())
+            self._report(result, "tls", f"{(tls.version() or '').replace('v', ' ')}; {certificate}")
+        elif is_loopback(server.host):
+            self._report("ok", "tls", "none: base_url begins with http://")
+        else:
+            self._report("note", "tls", "none: base_url begins with http://, so key and token are sent in clear text")
 
-    # The request ------------------------------------------------------------------------------------------------------
+    # Request ----------------------------------------------------------------------------------------------------------
 
-    async def ask(self, probe: Probe | None) -> None:
+    async def request(self, probe: Probe | None) -> None:
         """
-        Get the credentials, and send a request; once more if the key is refused and there is a second one.
+        Get the credentials and send a request; if the key is rejected and there is a second one, try that, too.
 
         Args:
-            probe: None = nothing is sent.
+            probe: None = only get the credentials.
         """
         try:
-            ssl_context = make_ssl_context(self._endpoint, self._section)
-            endpoint = Endpoint(self._endpoint, self._delivery, section=self._section, ssl_context=ssl_context)
-            credentials = self._credentials(ssl_context)
+            endpoint = Endpoint(self._connection)
+            credentials = Credentials(self._connection, now=self._now, wall_time=self._wall_time, rng=self._rng)
             authorization = await credentials.authorize()
-        except ConfigError as error:
-            self._tell("fail", "credentials", str(error))
+        except (ConfigError, NoTokenError) as error:
+            self._report("fail", "credentials", str(error) if isinstance(error, ConfigError) else error.message)
             return
-        except NoTokenError as error:
-            self._tell("fail", "credentials", error.message)
-            return
-        result, life = life_words(credentials.token_expires_at, self._wall_time())
-        self._tell(result, "credentials", f"the token comes from {self._token_origin()}{life}")
+        if self._endpoint.oauth2 is not None:
+            origin = f"the token endpoint {self._endpoint.oauth2.token_url}"
+        else:
+            assert self._endpoint.token is not None
+            origin = describe_origin(self._endpoint.token)
+        result, expiry = describe_expiry(credentials.token_expires_at, self._wall_time())
+        self._report(result, "credentials", f"the token comes from {origin}{expiry}")
         if probe is None:
             return
         try:
-            verdict = await self._sent(probe, endpoint, authorization)
+            verdict = await self._send(probe, endpoint, authorization)
             if verdict is not None:
-                self._tell_verdict(verdict, probe, credentials.token_expires_at)
+                self._report_verdict(verdict, probe, credentials.token_expires_at)
                 if verdict.action is Action.CHANGE_KEY and credentials.refuse_key(authorization):
                     await self._try_second_key(probe, endpoint, credentials)
-                self._tell_clock()
+                self._report_clock()
         finally:
             await endpoint.aclose()
 
@@ -214,44 +202,28 @@ class Checkup:
         try:
             authorization = await credentials.authorize()
         except NoTokenError as error:
-            self._tell("fail", "second-key", error.message)
+            self._report("fail", "second-key", error.message)
             return
-        verdict = await self._sent(probe, endpoint, authorization)
+        verdict = await self._send(probe, endpoint, authorization)
         if verdict is not None:
-            self._tell_verdict(verdict, probe, credentials.token_expires_at, key="second-key")
+            self._report_verdict(verdict, probe, credentials.token_expires_at, key="second-key")
 
-    def _credentials(self, ssl_context: ssl.SSLContext | None) -> Credentials:
-        return credentials_of(
-            self._endpoint,
-            self._delivery,
-            section=self._section,
-            ssl_context=ssl_context,
-            now=self._now,
-            wall_time=self._wall_time,
-            rng=self._rng,
-        )
-
-    def _token_origin(self) -> str:
-        if self._endpoint.oauth2 is not None:
-            return f"the token endpoint {self._endpoint.oauth2.token_url}"
-        assert self._endpoint.token is not None
-        return origin_of(self._endpoint.token)
-
-    async def _sent(self, probe: Probe, endpoint: Endpoint, authorization: Authorization) -> Verdict | None:
-        """Send the request; None if there was no answer, and that is told."""
+    async def _send(self, probe: Probe, endpoint: Endpoint, authorization: Authorization) -> Verdict | None:
+        """Send the request; report an error and return None if there is no answer."""
         is_compressed = bool(probe.body) and self._delivery.compression == "gzip"
+        is_traced = bool(probe.body) and self._delivery.traceparent
         try:
             answer = await endpoint.request(
                 probe.method,
                 probe.path,
-                compressed(probe.body) if is_compressed else probe.body,
+                compress(probe.body) if is_compressed else probe.body,
                 authorization=authorization,
-                traceparent=self._traceparent() if probe.body else "",
+                traceparent=new_traceparent(self._rng) if is_traced else "",
                 encoding="gzip" if is_compressed else "",
                 max_answer_bytes=_ANSWER_BYTES,
             )
         except NoAnswerError as error:
-            self._tell("fail", error.step, str(error))
+            self._report("fail", error.step, str(error))
             return None
         wall_time = self._wall_time()
         self._date = answer.date
@@ -260,98 +232,81 @@ class Checkup:
         quote = partial(quotation, authorization=authorization)
         verdict = judge(answer, events=events, section=self._section, wall_time=wall_time, quote=quote)
         if is_compressed and verdict.status in {400, 415}:
-            what = f"the service may not understand compressed bodies (HTTP {verdict.status})"
-            self._tell("note", "compression", f"{what}; see delivery.compression")
+            message = f"the service may not support compressed bodies (HTTP {verdict.status})"
+            self._report("note", "compression", f"{message}; see delivery.compression")
         return verdict
 
-    def _traceparent(self) -> str:
-        """Make a header such as every attempt to ship has."""
-        if not self._delivery.traceparent:
-            return ""
-        return new_traceparent(self._rng)
-
-    # What an answer means ---------------------------------------------------------------------------------------------
-
-    def _tell_verdict(self, verdict: Verdict, probe: Probe, expires_at: float | None, key: str = "key") -> None:
+    def _report_verdict(self, verdict: Verdict, probe: Probe, expires_at: float | None, key: str = "key") -> None:
+        action = verdict.action
         is_forbidden = verdict.reason == "forbidden"
-        is_refused = verdict.action in {Action.BISECT, Action.HALVE}
-        # An empty batch may well be refused; then it was looked at. A report is there, or is not.
-        is_denied = bool(probe.body) and verdict.reason == UNREADABLE
+        is_rejected = action in {Action.BISECT, Action.HALVE}
+        is_unreadable = bool(probe.body) and verdict.reason == UNREADABLE
         if probe.body:
-            is_taken = is_refused or is_denied or verdict.action is Action.ACCEPT
+            is_processed = is_rejected or is_unreadable or action is Action.ACCEPT  # it may reject an empty batch
         else:
-            is_taken = verdict.action is Action.ACCEPT and verdict.status == 200
-        request = f"{probe.method} {probe.path}"
-        if is_taken or is_forbidden:
-            remark = f"; {probe.remark}" if is_taken or probe.body else ""
-            self._tell("ok", "route", f"{request} leads to the service (HTTP {verdict.status}){remark}")
-        if is_taken or is_forbidden or verdict.action is Action.THROTTLE:
-            self._tell("ok", key, "the subscription key is accepted")
-        if is_taken:
-            self._tell("ok", "token", "the access token is accepted")
-            if is_denied:
-                self._tell("note", "service", f"{verdict.message}; the answer to records may be another one")
+            is_processed = action is Action.ACCEPT and verdict.status == 200
+        if is_processed or is_forbidden:
+            remark = f"; {probe.remark}" if is_processed or probe.body else ""
+            self._report("ok", "route", f"{probe} reaches the service (HTTP {verdict.status}){remark}")
+        if is_processed or is_forbidden or action is Action.THROTTLE:
+            self._report("ok", key, "the subscription key is accepted")
+        if is_processed:
+            self._report("ok", "token", "the access token is accepted")
+            if is_unreadable:
+                self._report("note", "service", f"{verdict.message}; the answer to real records may differ")
         elif is_forbidden:
-            self._tell("fail", "permission", verdict.message)
-        elif verdict.action is Action.CHANGE_KEY:
+            self._report("fail", "permission", verdict.message)
+        elif action is Action.CHANGE_KEY:
             name = f"{self._section}.subscription_key"
-            self._tell("fail", key, verdict.message.replace(name, name if key == "key" else f"{name}_secondary"))
-        elif verdict.action is Action.RENEW_TOKEN:
-            self._tell("fail", "token", self._refused_token(verdict, expires_at))
-        elif verdict.action is Action.THROTTLE:
-            wait = "" if verdict.retry_after_s is None else f"; it asks for a wait of {verdict.retry_after_s:g} s"
-            self._tell("note", "service", f"{verdict.message}{wait}")
-        elif verdict.action is Action.ACCEPT:
-            self._tell("fail", "service", f"{request}: the service answered {verdict.status} instead of a report")
-        elif is_refused:
-            self._tell("fail", "service", f"the service refuses {request} (HTTP {verdict.status})")
-        elif verdict.reason in _NO_ROUTE:
-            self._tell("fail", "route", f"{request}: {verdict.message}{probe.or_else}")
+            self._report("fail", key, verdict.message.replace(name, name if key == "key" else f"{name}_secondary"))
+        elif action is Action.RENEW_TOKEN:
+            self._report("fail", "token", self._token_problem(verdict, expires_at))
+        elif action is Action.THROTTLE:
+            wait = "" if verdict.retry_after_s is None else f"; it asks to wait {verdict.retry_after_s:g} s"
+            self._report("note", "service", f"{verdict.message}{wait}")
+        elif action is Action.ACCEPT:
+            self._report("fail", "service", f"{probe}: the service answered {verdict.status} instead of a report")
+        elif is_rejected:
+            self._report("fail", "service", f"the service refuses {probe} (HTTP {verdict.status})")
+        elif verdict.reason in _ROUTE_ERRORS:
+            self._report("fail", "route", f"{probe}: {verdict.message}{probe.hint}")
         else:
-            self._tell("fail", "service", verdict.message)
+            self._report("fail", "service", verdict.message)
 
-    def _refused_token(self, verdict: Verdict, expires_at: float | None) -> str:
-        either = f"{self._section}.token or {self._section}.oauth2"
-        one = (
-            f"{self._section}.token"
-            if self._endpoint.oauth2 is None
-            else f"{self._section}.oauth2, its scope above all"
-        )
-        what = verdict.message.replace(either, one)
-        result, life = life_words(expires_at, self._wall_time())
-        return what + (life if result == "note" else "") + ("; the clocks may be why" if self._skew.seconds else "")
+    def _token_problem(self, verdict: Verdict, expires_at: float | None) -> str:
+        token, oauth2 = f"{self._section}.token", f"{self._section}.oauth2"
+        setting = token if self._endpoint.oauth2 is None else f"{oauth2}, especially its scope"
+        message = verdict.message.replace(f"{token} or {oauth2}", setting)
+        result, expiry = describe_expiry(expires_at, self._wall_time())
+        clock = "; perhaps a clock is wrong" if self._skew.seconds else ""
+        return message + (expiry if result == "note" else "") + clock
 
-    def _tell_clock(self) -> None:
+    def _report_clock(self) -> None:
         skew_s = self._skew.seconds
-        what = f"the service's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} this machine's"
+        message = f"the service's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} this machine's"
         if not self._date:
-            self._tell("note", "clock", "the service does not say what time it is")
+            self._report("note", "clock", "the service does not send its time")
         elif not skew_s:
-            self._tell("ok", "clock", "the service's clock is no more than 2 s from this machine's")
-        elif abs(skew_s) <= SKEW_TOLD_S:
-            self._tell("note", "clock", what)
+            self._report("ok", "clock", "the clocks of the service and this machine differ by at most 2 s")
+        elif abs(skew_s) <= SKEW_REPORTED_S:
+            self._report("note", "clock", message)
         else:
-            self._tell("fail", "clock", f"{what}, and tokens may be refused for that; check the time of both")
+            self._report("fail", "clock", f"{message}, so tokens may be refused; check both clocks")
 
 
-def origin_of(secret: Secret) -> str:
-    """Describe where a secret is kept."""
+def describe_origin(secret: Secret) -> str:
+    """Describe where a secret comes from."""
     if isinstance(secret, LiteralSecret):
-        return "the settings themselves"
+        return "the settings"
     assert isinstance(secret, SecretReference)
     if secret.env is not None:
         return f"the environment variable {secret.env}"
-    # The arguments of a program are not shown: they may say more than they should.
+    # The arguments of a program are not shown: they may contain secrets.
     return f"the file {secret.file}" if secret.command is None else f"the program {secret.command[0]}"
 
 
-def life_words(expires_at: float | None, wall_time: float) -> tuple[Result, str]:
-    """
-    Return when a token expires, as the end of a sentence; empty if that is not known.
-
-    Args:
-        expires_at, wall_time: Seconds since the epoch.
-    """
+def describe_expiry(expires_at: float | None, wall_time: float) -> tuple[Result, str]:
+    """Describe a token's expiry as the end of a sentence; empty if unknown. Times are seconds since the epoch."""
     if expires_at is None:
         return "ok", ""
     left_s = expires_at - wall_time
@@ -359,18 +314,18 @@ def life_words(expires_at: float | None, wall_time: float) -> tuple[Result, str]
     return ("ok", f"; it expires in {left}") if left_s > 0 else ("note", f"; it expired {left} ago")
 
 
-def certificate_words(certificate: Any, wall_time: float) -> tuple[Result, str]:
+def describe_certificate(certificate: Any, wall_time: float) -> tuple[Result, str]:
     """
-    Describe whose a certificate is, by whom, and until when.
+    Describe a certificate's subject, issuer and expiry.
 
     Args:
-        certificate: In the form of `SSLSocket.getpeercert`.
+        certificate: As returned by `SSLSocket.getpeercert`.
         wall_time: Seconds since the epoch.
     """
     subject, issuer = ({kind: value for ((kind, value), *_) in certificate.get(of, ())} for of in ("subject", "issuer"))
     names = [value for _, value in certificate.get("subjectAltName", ())] or [subject.get("commonName", "nobody")]
     shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
-    by = issuer.get("organizationName") or issuer.get("commonName") or "an authority without a name"
+    by = issuer.get("organizationName") or issuer.get("commonName") or "an unnamed authority"
     days = int((ssl.cert_time_to_seconds(certificate["notAfter"]) - wall_time) // 86_400)
-    what = f"the certificate is for {shown}, by {by}, and expires in {several(days, 'day')}"
-    return ("ok", what) if days >= _CERTIFICATE_NOTE_DAYS else ("note", f"{what}: it has to be renewed there")
+    text = f"the certificate is for {shown}, by {by}, and expires in {several(days, 'day')}"
+    return ("ok", text) if days >= _CERTIFICATE_NOTE_DAYS else ("note", f"{text}; renew it on the service")

@@ -1,8 +1,8 @@
 """
-The command line: how the process begins and ends. The commands are in `app`.
+The command line: start and end of the process. The commands are in `app`.
 
-Only in this package is anything printed, or the process ended; and only here and in `library` is the wall's clock
-read. Diagnostics go to stderr; stdout carries only what was asked for.
+Only this package prints or ends the process, and only this package and `library` read the wall clock. Diagnostics go to
+stderr, and only the requested output to stdout.
 """
 
 from __future__ import annotations
@@ -15,25 +15,24 @@ import sys
 from contextlib import suppress
 from typing import Final, NoReturn, TextIO
 
-from shipper.cli.signals import ignore_signals, note_signals
+from shipper.cli.signals import ignore_signals, record_signals
 from shipper.model.errors import ShipperError, first_of
-from shipper.system.memory import keep_memory_together
-from shipper.system.work import pieces
+from shipper.system.memory import share_one_arena
+from shipper.system.work import work_items
 
-# New objects between two collections: more than a start makes. What is imported is no garbage, nor is what flows: both
-# have next to no cycles, and looking for them as often as by default costs a fifth of the start.
+# New objects between two garbage collections: more than a start creates. Neither imported modules nor records contain
+# many cycles, and the default thresholds cost a fifth of the start.
 _GC_THRESHOLDS: Final = (100_000, 20, 20)
 _PR_SET_DUMPABLE: Final = 4
-_EXTRAS: Final = ("rich",)
 
 
 def _open_standard_descriptors() -> None:
-    """Open closed standard descriptors on /dev/null; a database or socket must not become standard error."""
+    """Open closed standard descriptors on /dev/null, so that no database or socket becomes standard error."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
     if sys.stdout is None:
         sys.stdout = os.fdopen(1, "w")
     if sys.stderr is None:
@@ -42,20 +41,20 @@ def _open_standard_descriptors() -> None:
 
 def _buffered(stream: TextIO) -> TextIO:
     """
-    Undo `python -u` and PYTHONUNBUFFERED: unbuffered, Python takes a write that a pipe took in part for a whole one.
+    Undo `python -u` and PYTHONUNBUFFERED: unbuffered, Python treats a partial write to a pipe as complete.
 
-    Lines of text are still written as they end. The interpreter's own stream stays as it is, as others may have it.
+    The new stream is line-buffered. The interpreter's own stream is not changed, as other code may hold it.
     """
     if not isinstance(stream, io.TextIOWrapper) or not isinstance(stream.buffer, io.RawIOBase):
         return stream
     return open(stream.fileno(), "w", buffering=1, encoding=stream.encoding, errors=stream.errors, closefd=False)
 
 
-def _forbid_looking_into_memory() -> None:
+def _protect_memory() -> None:
     """
-    Prevent core dumps, and keep other processes of the user from reading this one's memory.
+    Prevent core dumps, and prevent other processes of the user from reading our memory.
 
-    It holds secrets and records. `SHIPPER_DUMPABLE=1` leaves this out, for debuggers and profilers.
+    It contains secrets and records. `SHIPPER_DUMPABLE=1` disables this protection for debuggers and profilers.
     """
     if sys.platform != "linux" or os.environ.get("SHIPPER_DUMPABLE", "") not in {"", "0"}:
         return
@@ -66,38 +65,38 @@ def _forbid_looking_into_memory() -> None:
 
 
 def prepare_process() -> None:
-    """Set up the process before anything else is loaded."""
+    """Set up the process before anything else is imported."""
     gc.set_threshold(*_GC_THRESHOLDS)
     os.umask(0o077)
-    _forbid_looking_into_memory()
-    keep_memory_together()
+    _protect_memory()
+    share_one_arena()
     _open_standard_descriptors()
     sys.stdout, sys.stderr = _buffered(sys.stdout), _buffered(sys.stderr)
 
 
 def main() -> NoReturn:
-    """Run the command line and end the process with one of the documented exit codes."""
-    note_signals()
+    """Run the command line and exit with one of the documented exit codes."""
+    record_signals()
     try:
         _run()
-    except KeyboardInterrupt:  # while a command was loaded that has nothing to tidy up
+    except KeyboardInterrupt:  # during the import of a command that does not ship
         sys.exit(128 + signal.SIGINT)
     except SystemExit as ending:
         ignore_signals()
-        if pieces() and isinstance(ending.code, int):
-            os._exit(ending.code)  # a thread hangs, such as in a read, and the interpreter would wait for it
+        if work_items() and isinstance(ending.code, int):
+            os._exit(ending.code)  # the interpreter would wait for a thread that hangs, for example in a read
         raise
 
 
 def _run() -> NoReturn:
     prepare_process()
     from shipper.cli.app import command_line
-    from shipper.cli.common import reader_may_leave, say
+    from shipper.cli.common import say, tolerate_closed_stdout
 
     if sys.argv[1:2] == ["help"]:
         sys.argv[1:] = [*sys.argv[2:], "--help"]
     try:
-        with reader_may_leave():
+        with tolerate_closed_stdout():
             command_line(sys.argv[1:])()
         code = 0
     except* ShipperError as group:
@@ -106,7 +105,7 @@ def _run() -> NoReturn:
         say(f"shipper: {error}")
         code = error.exit_code
     finally:
-        with suppress(OSError), reader_may_leave():
+        with suppress(OSError), tolerate_closed_stdout():
             sys.stdout.flush()
-        gc.freeze()  # what is left ends with the process, unlooked at
+        gc.freeze()  # skip the final garbage collection
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""Which commands there are; one file per verb family."""
+"""The commands of the command line; one module per verb."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _GROUPS: Final = {
         "run": "shipper.cli.ship:run",
         "pipe": "shipper.cli.ship:pipe",
         "backfill": "shipper.cli.ship:backfill",
-        "retry": "shipper.cli.asking:retry",
+        "retry": "shipper.cli.control:retry",
     },
-    "Look": {
+    "Inspect": {
         "status": "shipper.cli.status:status",
         "dead-letters": "shipper.cli.dead_letters:dead_letters_app",
     },
@@ -39,12 +39,10 @@ _GROUPS: Final = {
         "sample": "shipper.cli.sample:sample",
     },
 }
-_COMMANDS: Final = {name: place for group in _GROUPS.values() for name, place in group.items()}
+_COMMANDS: Final = {name: target for group in _GROUPS.values() for name, target in group.items()}
 
 
 class _Commands(Commands):
-    """The commands."""
-
     groups = _GROUPS
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
@@ -58,11 +56,11 @@ class _Commands(Commands):
 
 def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
     """
-    Make the command line.
+    Return the command line application.
 
     Args:
-        arguments: What it will be called with. If they begin with a command, or with --version, it gets that one alone
-            or none, as loading all of them takes a third of the start.
+        arguments: The arguments it will be called with. If they begin with a command or --version, only that command
+            or none is imported, as importing all takes a third of the start.
     """
     app = App(
         "shipper",

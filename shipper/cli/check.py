@@ -1,4 +1,4 @@
-"""`shipper check`: whether the configuration is right, and whether each step to the service works."""
+"""`shipper check`: checks the configuration and the connection to the service."""
 
 from __future__ import annotations
 
@@ -6,91 +6,99 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 
 import msgspec
 import typer
 
+from shipper.check import Item, Result
+from shipper.cli.commands import flag, option
 from shipper.cli.common import (
     SettingsOptions,
     format_option,
     plain,
     print_json,
-    reader_may_leave,
     run_async,
     several,
-    with_settings_options,
+    tolerate_closed_stdout,
 )
-from shipper.config.load import Written, misspelt_variables
+from shipper.config.load import Entry, misspelt_variables
 from shipper.config.secrets import LiteralSecret, Secret, fetch_secret, resolve_secret
-from shipper.config.settings import EndpointSettings, KafkaSettings, Settings, require_endpoint, settings_from
+from shipper.config.settings import EndpointSettings, KafkaSettings, Settings, build_settings, require_endpoint
 from shipper.model.errors import ConfigError
 from shipper.model.version import __version__
 from shipper.system.native import ENGINE
-from shipper.system.permissions import obstacle, whose
+from shipper.system.permissions import access_problem, describe_ownership
 
 if TYPE_CHECKING:
-    from shipper.check.service import Checkup, Item, Probe, Result
+    from shipper.check.service import Probe
 
-_SECTIONS: Final[tuple[Literal["intake", "report"], ...]] = ("intake", "report")
+Section = Literal["intake", "report"]
+_SECTIONS: Final[tuple[Section, ...]] = ("intake", "report")
 _WIDTH: Final = len("intake.client_certificate")
 _COLOURS: Final = {"ok": "green", "note": "yellow", "fail": "bold red"}
 
 
-@with_settings_options
-def check(
-    online: Annotated[
-        bool, typer.Option("--online", help="Also test the connection to the service; writes nothing.")
-    ] = False,
+class CheckSelection(NamedTuple):
+    """The options that say what to check."""
+
+    online: Annotated[bool, flag("Also test the connection to the service; sends no records.", "--online")] = False
     only: Annotated[
-        Literal["intake", "report"] | None,
-        typer.Option("--only", metavar="ENDPOINT", help="intake or report; else both, if configured."),
-    ] = None,
-    account: Annotated[
-        int | None,
-        typer.Option("--account", min=1, metavar="N", help="The account whose report of yesterday is requested."),
-    ] = None,
+        Section | None, option("ENDPOINT", "Check only intake or only report; default: both, if configured.")
+    ] = None
+    account: Annotated[int | None, option("N", "The account whose report for yesterday is requested.", min=1)] = None
     create_topics: Annotated[
-        bool,
-        typer.Option("--create-topics", help="With input.kafka: make the topics that it writes, if they are missing."),
-    ] = False,
+        bool, flag("With input.kafka: create the topics that it writes to, if they are missing.", "--create-topics")
+    ] = False
+
+
+def check(
+    checks: CheckSelection,
     form: Annotated[Literal["text", "json"], format_option("text, or json: one document.", "--json")] = "text",
     *,
     options: SettingsOptions,
 ) -> None:
     """
-    Check configuration, secrets and state directory and, with --online, each step to the service by itself.
+    Check configuration, secrets and state directory and, with --online, each step of the connection to the service.
 
-    The steps are dns, connect, tls, credentials, then route, key and token by one request that writes nothing, and the
-    clock. Exits with 2 if the configuration is wrong, else with 4 if a step failed.
+    The steps are dns, connect, tls, credentials; route, key and token with one request that sends no records; and
+    clock. Exits with 2 if the configuration is wrong, or with 4 if a step failed.
 
     Example: shipper check --online
     """
-    if create_topics and not online:
+    if checks.create_topics and not checks.online:
         raise typer.BadParameter("--create-topics needs --online")
     findings = _Findings(is_json=form == "json")
-    with reader_may_leave():
-        settings = _settings(findings, options)
-        if settings is not None:
-            if settings.input.kafka is None:
-                _check_state(settings, findings)
-                _check_input(settings, findings)
-            else:
-                _check_group(settings, settings.input.kafka, findings, is_online=online, creates=create_topics)
-            run_async(lambda: _check_endpoints(settings, findings, only=only, is_online=online, account=account))
-            if not online:
-                findings.add("note", "service", "was not contacted; to test the way to it, add --online")
+    with tolerate_closed_stdout():
+        try:
+            entries = options.entries()
+            settings = build_settings(entries, environ=os.environ)
+        except ConfigError as error:
+            findings.report(Item("fail", "configuration", str(error)))
+        else:
+            from shipper.status.logs import configure_logs
+
+            # Logs would repeat the reported items.
+            level = settings.log.level if options.log_level else "error"
+            configure_logs(level, settings.log.format, now=time.monotonic)
+            secrets = [key for section in _SECTIONS for key, *_ in _secrets(getattr(settings, section), section)]
+            findings.width = max([_WIDTH, *map(len, secrets)])
+            for item in chain(_check_configuration(entries), _check_inputs(settings, checks)):
+                findings.report(item)
+            run_async(lambda: _check_endpoints(settings, checks, findings.report))
+            if not checks.online:
+                findings.report(Item("note", "service", "was not contacted; to test the connection, add --online"))
         findings.finish()
     raise typer.Exit(findings.exit_code)
 
 
 class _Findings:
-    """Prints items as they are found, or all of them as one document at the end."""
+    """Prints items immediately, or all of them as one document at the end."""
 
     def __init__(self, *, is_json: bool) -> None:
         self._is_json = is_json
@@ -99,16 +107,11 @@ class _Findings:
 
     @property
     def exit_code(self) -> int:
-        """2 = a setting is wrong, 4 = a step to the service failed."""
+        """2 = a setting is wrong, 4 = a connection step failed."""
         failed = [item.name for item in self._items if item.result == "fail"]
         return 0 if not failed else 4 if all(":" in name for name in failed) else 2
 
-    def add(self, result: Result, name: str, what: str) -> None:
-        from shipper.check.service import Item
-
-        self.take(Item(result, name, what))
-
-    def take(self, item: Item) -> None:
+    def report(self, item: Item) -> None:
         self._items.append(item)
         if self._is_json:
             return
@@ -124,55 +127,35 @@ class _Findings:
 
     def finish(self) -> None:
         if self._is_json:
-            document = {"exit_code": self.exit_code, "items": self._items}
-            print_json(msgspec.json.encode(document))
+            print_json(msgspec.json.encode({"exit_code": self.exit_code, "items": self._items}))
 
 
-# The configuration ---------------------------------------------------------------------------------------------------
+# Configuration -------------------------------------------------------------------------------------------------------
 
 
-def _settings(findings: _Findings, options: SettingsOptions) -> Settings | None:
-    from shipper.status.logs import configure_logs
-
-    try:
-        written = options.load()
-        settings = settings_from(written, environ=os.environ)
-    except ConfigError as error:
-        findings.add("fail", "configuration", str(error))
-        return None
-    # What is found out is told as items; as logs, it would be told twice.
-    configure_logs(settings.log.level if options.log_level else "error", settings.log.format, now=time.monotonic)
-    secrets = [key for section in _SECTIONS for key, *_ in _secrets(getattr(settings, section), section)]
-    findings.width = max([_WIDTH, *map(len, secrets)])
-    findings.add("ok", "program", _program())
-    findings.add("ok", "configuration", _sources(written))
-    for name, meant in misspelt_variables(Settings, os.environ).items():
-        findings.add("note", "configuration", f"{name} is set, and not read; did you mean {meant}?")
-    return settings
-
-
-def _program() -> str:
-    """Show what runs, and as whom: a service may run another one, or as another user, than a shell does."""
+def _check_configuration(entries: Mapping[str, Entry]) -> Iterator[Item]:
+    """Report program and user, as a service may run another program or as another user than a shell does."""
     import pwd
 
     try:
         user = pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:  # as in a container
         user = str(os.geteuid())
-    return f"shipper {__version__} ({ENGINE}), Python {platform.python_version()}, user {user}"
-
-
-def _sources(written: Mapping[str, Written]) -> str:
-    sources = {entry.source for entry in written.values()}
+    program = f"shipper {__version__} ({ENGINE}), Python {platform.python_version()}, user {user}"
+    yield Item("ok", "program", program)
+    sources = {entry.source for entry in entries.values()}
     variables = {source for source in sources if source.startswith("environment ")}
     flags = {source for source in sources if source.startswith("--set ") or source == "command line"}
-    files = sorted(sources - variables - flags) or ["no settings file"]
-    counts = {"the environment": len(variables), "flags": len(flags)}
-    return ", ".join([*files, *(f"{count} from {where}" for where, count in counts.items() if count)])
+    parts = sorted(sources - variables - flags) or ["no settings file"]
+    parts += [f"{len(variables)} from the environment"] if variables else []
+    parts += [f"{len(flags)} from flags"] if flags else []
+    yield Item("ok", "configuration", ", ".join(parts))
+    for name, similar in misspelt_variables(Settings, os.environ).items():
+        yield Item("note", "configuration", f"{name} is set, but not used; did you mean {similar}?")
 
 
 def _secrets(endpoint: EndpointSettings | None, section: str) -> Iterator[tuple[str, Secret, bool]]:
-    """Yield the key of each secret, the secret, and whether it goes into a header."""
+    """Yield the key of every secret, the secret, and whether it is sent in a header."""
     if endpoint is None:
         return
     for name in endpoint.__struct_fields__:
@@ -186,164 +169,159 @@ def _secrets(endpoint: EndpointSettings | None, section: str) -> Iterator[tuple[
                 yield f"{section}.oauth2.{name}", value, False
 
 
-# This machine --------------------------------------------------------------------------------------------------------
+# Inputs and state ----------------------------------------------------------------------------------------------------
 
 
-def _check_state(settings: Settings, findings: _Findings) -> None:
-    from shipper.state.directory import holder_of
+def _check_inputs(settings: Settings, checks: CheckSelection) -> Iterator[Item]:
+    if settings.input.kafka is not None:
+        return _check_group(settings, settings.input.kafka, checks)
+    return chain(_check_state(settings), _check_files(settings))
+
+
+def _check_state(settings: Settings) -> Iterator[Item]:
+    from shipper.state.directory import lock_holder
 
     directory = settings.state.directory
-    findings.add(*_directory(directory))
-    holder = holder_of(directory)
+    result, message = _check_directory(directory)
+    yield Item(result, "state.directory", message)
+    holder = lock_holder(directory)
     if holder is not None:
-        who = f"process {holder}" if holder else "another process"
-        findings.add("note", "state.directory", f"{who} holds it; a second shipper that uses it ends with exit code 5")
-    place = next(each for each in (directory, *directory.parents) if os.path.isdir(each))
-    status = os.statvfs(place)
-    free, wanted = status.f_bavail * status.f_frsize, settings.spool.max_bytes + settings.state.dead_letter_max_bytes
-    what = f"{free / 1e9:,.1f} GB free"
-    if free < wanted:
-        what += f"; spool.max_bytes and state.dead_letter_max_bytes allow for {wanted / 1e9:,.1f} GB"
-    findings.add("note" if free < wanted else "ok", "state.disk", what)
+        process = f"process {holder}" if holder else "another process"
+        yield Item("note", "state.directory", f"{process} uses it; a second shipper would exit with code 5")
+    parent = next(folder for folder in (directory, *directory.parents) if os.path.isdir(folder))
+    status = os.statvfs(parent)
+    free, needed = status.f_bavail * status.f_frsize, settings.spool.max_bytes + settings.state.dead_letter_max_bytes
+    message = f"{free / 1e9:,.1f} GB free"
+    if free < needed:
+        message += f"; spool.max_bytes and state.dead_letter_max_bytes allow up to {needed / 1e9:,.1f} GB"
+    yield Item("note" if free < needed else "ok", "state.disk", message)
 
 
-def _directory(directory: Path) -> tuple[Result, str, str]:
-    """Check whether a state directory can be used; nothing is made or changed."""
-    name = "state.directory"
+def _check_directory(directory: Path) -> tuple[Result, str]:
+    """Check whether a state directory can be used, without creating or changing anything."""
     if not os.path.lexists(directory):
-        above = next(each for each in directory.parents if os.path.lexists(each))
-        if os.path.isdir(above) and os.access(above, os.W_OK | os.X_OK):
-            return "ok", name, f"{directory} does not exist yet and can be created"
-        return "fail", name, f"{directory} cannot be created in {above}; name another directory"
+        parent = next(folder for folder in directory.parents if os.path.lexists(folder))
+        if os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK):
+            return "ok", f"{directory} does not exist yet and can be created"
+        return "fail", f"{directory} cannot be created in {parent}; choose another directory"
     if not os.path.isdir(directory):
-        return "fail", name, f"{directory} is not a directory; name another one"
+        return "fail", f"{directory} is not a directory; choose another one"
     status = directory.stat()
     mode, is_ours = status.st_mode & 0o777, status.st_uid == os.geteuid()
-    owner = whose(status)
     files = [path for path in (directory, directory / "lock", directory / "state.db") if os.path.lexists(path)]
-    if why := next(filter(None, map(obstacle, files)), ""):
-        return "fail", name, why
+    if problem := next(filter(None, map(access_problem, files)), ""):
+        return "fail", problem
     if mode & 0o077 and not is_ours and os.geteuid():
-        return "fail", name, f"{directory} is open to others and cannot be closed: {owner}"
+        return (
+            "fail",
+            f"{directory} is accessible to other users, and its mode cannot be changed: {describe_ownership(status)}",
+        )
     if not is_ours:
-        return "note", name, f"{directory}: {owner}; what one of them makes there, the other may not read"
+        return (
+            "note",
+            f"{directory}: {describe_ownership(status)}; one may be unable to read what the other creates",
+        )
     if mode & 0o077:
-        return "note", name, f"{directory} is open to others (mode {mode:04o}); the next start closes it"
-    return "ok", name, f"{directory} (mode {mode:04o})"
+        return "note", f"{directory} is accessible to other users (mode {mode:04o}); the next start restricts it"
+    return "ok", f"{directory} (mode {mode:04o})"
 
 
-def _check_input(settings: Settings, findings: _Findings) -> None:
+def _check_files(settings: Settings) -> Iterator[Item]:
     from shipper.sources.discovery import Patterns
 
-    name, include = "input.include", settings.input.include
-    patterns = Patterns(include, exclude=settings.input.exclude, own_directory=settings.state.directory)
-    found = {each.path for each in patterns.find()}
-    for words in patterns.unmatched().values():
-        findings.add("note", name, words)
-    closed = [why for path in sorted(found) if (why := obstacle(path, os.R_OK))]
-    if closed:
-        more = f"; and {len(closed) - 1:,} more" if len(closed) > 1 else ""
-        findings.add("fail", name, f"{closed[0]}{more}")
+    include = settings.input.include
+    patterns = Patterns(include, exclude=settings.input.exclude, state_directory=settings.state.directory)
+    files = sorted({match.path for match in patterns.find()})
+    for message in patterns.unmatched().values():
+        yield Item("note", "input.include", message)
+    problems = [problem for path in files if (problem := access_problem(path, os.R_OK))]
+    if problems:
+        more = f"; and {len(problems) - 1:,} more" if len(problems) > 1 else ""
+        yield Item("fail", "input.include", f"{problems[0]}{more}")
     if not include:
-        findings.add("note", name, "is empty; `shipper run` needs it, `pipe` and `backfill` do not")
-    elif found:
-        findings.add("ok", name, several(len(found), "file matches", "files match"))
+        yield Item("note", "input.include", "is empty; only `shipper run` needs it")
+    elif files:
+        yield Item("ok", "input.include", several(len(files), "file matches", "files match"))
 
 
-# Brokers -------------------------------------------------------------------------------------------------------------
-
-
-def _check_group(
-    settings: Settings, kafka: KafkaSettings, findings: _Findings, *, is_online: bool, creates: bool
-) -> None:
-    """Check what a member needs: the client, secrets, and with the brokers the topics and the rights."""
+def _check_group(settings: Settings, kafka: KafkaSettings, checks: CheckSelection) -> Iterator[Item]:
+    """Check the Kafka client and secrets and, with --online, topics and permissions."""
     try:
         from shipper.kafka.topics import Topics
 
         topics = Topics(kafka, max_record_bytes=settings.input.max_record_bytes)
     except ConfigError as error:
-        findings.add("fail", error.key, error.message)
+        yield Item("fail", error.key, error.message)
         return
-    findings.add("ok", "input.kafka", f"member of group {kafka.group_id}; no state directory is used")
-    if not is_online:
+    yield Item("ok", "input.kafka", f"member of group {kafka.group_id}; no state directory is used")
+    if not checks.online:
         return
-    found = topics.create() if creates else iter(())
-    for each in chain(found, topics.findings(), topics.rights()):
-        findings.add("fail" if each.problem else "ok", f"kafka:{each.name}", each.problem or each.what)
-        if each.is_away:
+    created = topics.create() if checks.create_topics else iter(())
+    for topic in chain(created, topics.findings(), topics.rights()):
+        yield Item("fail" if topic.problem else "ok", f"kafka:{topic.name}", topic.problem or topic.detail)
+        if topic.is_unreachable:
             return
 
 
 # Endpoints -----------------------------------------------------------------------------------------------------------
 
 
-async def _check_endpoints(
-    settings: Settings, findings: _Findings, *, only: str | None, is_online: bool, account: int | None
-) -> None:
+async def _check_endpoints(settings: Settings, checks: CheckSelection, report: Callable[[Item], None]) -> None:
     from shipper.check.service import Checkup
 
+    only = checks.only
     if settings.intake is None and settings.report is not None and only is None:
-        findings.add("note", "intake", "is not configured; without it nothing can be shipped")
+        report(Item("note", "intake", "is not configured; without it, nothing can be shipped"))
         only = "report"
     for section in _SECTIONS:
         endpoint: EndpointSettings | None = getattr(settings, section)
         if only not in {None, section} or (section == "report" and endpoint is None and only is None):
             continue
-        is_whole = True
+        has_secrets = True
         try:
             require_endpoint(settings, section)
         except ConfigError as error:
-            findings.add("fail", error.key, error.message)
-            is_whole = False
-        if endpoint is not None:
-            await _check_secrets(endpoint, section, findings)
-            _check_certificates(endpoint, section, findings)
-            if is_online:
-                checkup = Checkup(
-                    endpoint,
-                    settings.delivery,
-                    section=section,
-                    tell=findings.take,
-                    wall_time=time.time,
-                    rng=Random(),
-                )
-                await _go_online(checkup, section, findings, account=account, is_whole=is_whole)
+            report(Item("fail", error.key, error.message))
+            has_secrets = False
+        if endpoint is None:
+            continue
+        await _check_secrets(endpoint, section, report)
+        for item in _check_certificates(endpoint, section):
+            report(item)
+        if checks.online:
+            checkup = Checkup(
+                endpoint, settings.delivery, section=section, report=report, wall_time=time.time, rng=Random()
+            )
+            is_connected = await checkup.connect()
+            if has_secrets:
+                probe = _probe(section, checks.account) if is_connected else None
+                await checkup.request(probe)
+                if is_connected and probe is None:
+                    report(Item("note", f"{section}:route", "not tested; it needs --account N"))
 
 
-async def _go_online(
-    checkup: Checkup, section: str, findings: _Findings, *, account: int | None, is_whole: bool
-) -> None:
-    """Test each step to the service; `is_whole`: there are a key and a token to send."""
-    can_ask = await checkup.reach()
-    if not is_whole:
-        return
-    probe = _probe(section, account) if can_ask else None
-    await checkup.ask(probe)
-    if can_ask and probe is None:
-        findings.add("note", f"{section}:route", "not requested: that needs --account N")
-
-
-async def _check_secrets(endpoint: EndpointSettings, section: str, findings: _Findings) -> None:
-    from shipper.check.service import life_words, origin_of
-    from shipper.delivery.token_sources import expiry_claim
+async def _check_secrets(endpoint: EndpointSettings, section: Section, report: Callable[[Item], None]) -> None:
+    from shipper.check.service import describe_expiry, describe_origin
+    from shipper.delivery.tokens import expiry_claim
 
     for key, secret, is_for_header in _secrets(endpoint, section):
         try:
             if key.endswith("proxy_password"):
-                value = resolve_secret(secret, key=key)  # where it is used, no program can be run
+                value = resolve_secret(secret, key=key)  # it cannot come from a command
             else:
                 value = await fetch_secret(secret, key=key, is_for_header=is_for_header)
         except ConfigError as error:
-            findings.add("fail", key, error.message)
+            report(Item("fail", key, error.message))
             continue
-        result, life = life_words(expiry_claim(value) if key.endswith(".token") else None, time.time())
-        what = f"can be had from {origin_of(secret)}{life}"
+        result, expiry = describe_expiry(expiry_claim(value) if key.endswith(".token") else None, time.time())
+        origin = describe_origin(secret)
+        message = f"is available from {origin}{expiry}"
         if isinstance(secret, LiteralSecret):
-            result, what = "note", f'stands in {origin_of(secret)}; better: {{ env = "NAME" }} or a file{life}'
-        findings.add(result, key, what)
+            result, message = "note", f'is a literal in {origin}; better: {{ env = "NAME" }} or a file{expiry}'
+        report(Item(result, key, message))
 
 
-def _check_certificates(endpoint: EndpointSettings, section: str, findings: _Findings) -> None:
+def _check_certificates(endpoint: EndpointSettings, section: Section) -> Iterator[Item]:
     from shipper.delivery.tls import is_https, tls_context
 
     token_url = None if endpoint.oauth2 is None else endpoint.oauth2.token_url
@@ -352,15 +330,15 @@ def _check_certificates(endpoint: EndpointSettings, section: str, findings: _Fin
     try:
         tls_context(endpoint, section)
     except ConfigError as error:
-        findings.add("fail", error.key, error.message)
+        yield Item("fail", error.key, error.message)
         return
-    findings.add("ok", f"{section}.ca_bundle", str(endpoint.ca_bundle or "the authorities of this system"))
+    yield Item("ok", f"{section}.ca_bundle", str(endpoint.ca_bundle or "this system's certificate authorities"))
     if endpoint.client_certificate is not None:
-        findings.add("ok", f"{section}.client_certificate", f"{endpoint.client_certificate}, with its key")
+        yield Item("ok", f"{section}.client_certificate", f"{endpoint.client_certificate}, with its key")
 
 
-def _probe(section: str, account: int | None) -> Probe | None:
-    """Choose the request; None if it is for a report and nobody said whose."""
+def _probe(section: Section, account: int | None) -> Probe | None:
+    """Return the request to send; None for a report without an account."""
     from shipper.check.service import EMPTY_BATCH, Probe
     from shipper.report.client import report_path
 
@@ -372,6 +350,6 @@ def _probe(section: str, account: int | None) -> Probe | None:
     return Probe(
         "GET",
         report_path(account, yesterday, yesterday),
-        remark="a report was read, and nothing written",
-        or_else=f"; or there is no account {account}",
+        remark="a report was read; nothing was written",
+        hint=f"; or there is no account {account}",
     )

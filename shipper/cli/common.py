@@ -1,23 +1,22 @@
-"""What the commands share: options, settings, logs, and running async code."""
+"""Shared code of the commands: options, settings, logs, output, and running async code."""
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, date, datetime, timedelta
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TextIO, TypeVar, cast
 
 import typer
 
-from shipper.config.load import USUAL_FILES, SettingsFile, Written, misspelt_variables, read_written
-from shipper.config.settings import KafkaSettings, Settings, literal_secrets, require_endpoint, settings_from
+from shipper.cli.commands import UsageError, option
+from shipper.config.load import USUAL_FILES, Entry, SettingsFile, misspelt_variables, read_entries
+from shipper.config.settings import Settings, build_settings, literal_secrets, require_endpoint
 from shipper.model.errors import ConfigError
 from shipper.model.printable import printable, printable_json
 from shipper.model.units import several as several
@@ -30,185 +29,125 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_views: Final = ExitStack()  # temporary directories, which go with the process
+_views: Final = ExitStack()  # temporary directories, deleted when the process ends
 
-# New objects between two collections. Of what flows next to nothing is left to them, but a connection to the admin
-# address leaves cycles of some 5 KB behind.
+# New objects between two garbage collections. Shipping leaves almost no garbage, but a connection to the admin address
+# leaves cycles of about 5 KB.
 _GC_THRESHOLDS: Final = (10_000, 20, 20)
 
 
-def format_option(text: str, *older: str) -> Any:
-    """Make the option --format, by which a command is asked for output that programs read; `older` are spellings."""
-    return typer.Option("--format", *older, metavar="FORMAT", help=text)
+def format_option(text: str, *aliases: str) -> Any:
+    """Return the option --format, which selects machine-readable output."""
+    return option("FORMAT", text, "--format", *aliases)
 
 
-def setting_option(*spellings: str, metavar: str, text: str) -> Any:
-    """Make an option that most commands have, and that help shows last."""
-    return typer.Option(*spellings, metavar=metavar, help=text, rich_help_panel="Settings and logs")
+def _setting(metavar: str, text: str, *names: str) -> Any:
+    return option(metavar, text, *names, rich_help_panel="Settings and logs")
 
 
 ConfigOption = Annotated[
     Path | None,
-    setting_option("--config", "-c", metavar="FILE", text="The settings file (default: the usual places)."),
+    _setting(
+        "FILE",
+        "The settings file (default: $SHIPPER_CONFIG, ./shipper.toml or /etc/shipper/shipper.toml).",
+        "--config",
+        "-c",
+    ),
 ]
-SetOption = Annotated[
-    list[str] | None,
-    setting_option("--set", metavar="KEY=VALUE", text="One setting; overrides file and environment."),
-]
-LogLevelOption = Annotated[
-    str | None, setting_option("--log-level", metavar="LEVEL", text="debug, info, warning or error.")
-]
-LogFormatOption = Annotated[str | None, setting_option("--log-format", metavar="FORMAT", text="auto, json or console.")]
-OutputOption = Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - for stdout.")]
-RateOption = Annotated[
-    float | None, typer.Option("--rate", metavar="N", help="Maximum events per second; 0 = no limit.")
-]
-ListenOption = Annotated[
-    str, typer.Option("--listen", metavar="HOST:PORT", help="Serve metrics, probes and the status page there.")
-]
-
+SetOption = Annotated[list[str] | None, _setting("KEY=VALUE", "A setting; overrides file and environment.", "--set")]
+OutputOption = Annotated[str, option("FILE", "The file to write; - for stdout.", "--output", "-o")]
+RateOption = Annotated[float | None, option("N", "Maximum events per second; 0 = no limit.", "--rate")]
+RATE_KEY: Final = "delivery.rate_limit_events_per_second"
 
 Needed = Literal["intake", "report"]
 
 
 class SettingsOptions(NamedTuple):
-    """The options of every command that reads the settings, as they were given."""
+    """The options of all commands that read the settings."""
 
-    config: Path | None = None
-    overrides: list[str] | None = None
-    log_level: str | None = None
-    log_format: str | None = None
+    config: ConfigOption = None
+    overrides: SetOption = None
+    log_level: Annotated[str | None, _setting("LEVEL", "debug, info, warning or error.")] = None
+    log_format: Annotated[str | None, _setting("FORMAT", "auto, json or console.")] = None
 
     def file(self) -> SettingsFile:
-        """Return the settings file that `load` is going to read."""
+        """Return the settings file that `entries` reads."""
         return SettingsFile(self.config, os.environ)
 
-    def load(self, rate: float | None = None, include: Sequence[str] | None = None) -> dict[str, Written]:
-        """
-        Load every key that is written somewhere.
-
-        Args:
-            rate: What was given as --rate.
-            include: Patterns that were given as arguments.
-        """
-        flags = {
-            "log.level": self.log_level,
-            "log.format": self.log_format,
-            "delivery.rate_limit_events_per_second": rate,
-            "input.include": include or None,
-        }
-        given = self.overrides or ()
-        return read_written(Settings, config_path=self.config, environ=os.environ, overrides=given, flags=flags)
+    def entries(self, flags: Mapping[str, object] = {}) -> dict[str, Entry]:
+        """Read all keys that are set; `flags` are settings with options of their own."""
+        flags = {"log.level": self.log_level, "log.format": self.log_format, **flags}
+        return read_entries(
+            Settings, config_path=self.config, environ=os.environ, overrides=self.overrides or (), flags=flags
+        )
 
 
-_SETTINGS_OPTIONS: Final = {
-    "config": ConfigOption,
-    "overrides": SetOption,
-    "log_level": LogLevelOption,
-    "log_format": LogFormatOption,
-}
-
-
-def with_settings_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --config, --set, --log-level and --log-format to a command, which takes them as the keyword `options`."""
-
-    @wraps(command)
-    def run(**arguments: Any) -> None:
-        options = SettingsOptions(**{name: arguments.pop(name) for name in _SETTINGS_OPTIONS})
-        command(**arguments, options=options)
-
-    own = inspect.signature(command, eval_str=True)
-    parameters = [parameter for name, parameter in own.parameters.items() if name != "options"]
-    parameters += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in _SETTINGS_OPTIONS.items()
-    ]
-    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return run
-
-
-def read_settings(
-    options: SettingsOptions,
-    needs: Needed | None = None,
-    rate: float | None = None,
-    include: Sequence[str] | None = None,
-) -> Settings:
+def read_settings(options: SettingsOptions, needs: Needed | None = None, flags: Mapping[str, object] = {}) -> Settings:
     """
-    Read the settings as a command line says.
+    Read the settings of a command.
 
     Args:
         needs: The endpoint that the command requires.
-        rate: What was given as --rate.
-        include: Patterns that were given as arguments.
+        flags: As for `SettingsOptions.entries`.
     Raises:
-        ConfigError: The first thing that is wrong with a setting.
+        ConfigError: A setting is wrong; the first one if there are several.
     """
-    written = options.load(rate, include)
-    settings = settings_from(written, environ=os.environ)
+    entries = options.entries(flags)
+    settings = build_settings(entries, environ=os.environ)
     if needs is not None:
         try:
             require_endpoint(settings, needs)
         except ConfigError as error:
-            sources = [entry.source for key, entry in written.items() if key.startswith(f"{needs}.")]
-            message = error.message + (_no_file() if not options.config and error.key == needs else "")
+            sources = [entry.source for key, entry in entries.items() if key.startswith(f"{needs}.")]
+            message = error.message + (_missing_file() if not options.config and error.key == needs else "")
             raise ConfigError(message, key=error.key, source=sources[0] if sources else "") from None
     return settings
 
 
-def _no_file() -> str:
-    """Return where a settings file was looked for, if there is none."""
+def _missing_file() -> str:
+    """Describe where no settings file was found; empty if there is one."""
     if os.environ.get("SHIPPER_CONFIG") or any(os.path.exists(path) for path in USUAL_FILES):
         return ""
-    places = " and ".join(str(path.absolute()) for path in USUAL_FILES)
-    return f". There is no settings file: {places} do not exist, or cannot be looked at by this user"
+    paths = " and ".join(str(path.absolute()) for path in USUAL_FILES)
+    return f". No settings file was found: {paths} do not exist, or this user cannot access them"
 
 
-def prepare(options: SettingsOptions, needs: Needed | None = None, rate: float | None = None) -> Settings:
+def prepare(options: SettingsOptions, needs: Needed | None = None, flags: Mapping[str, object] = {}) -> Settings:
     """Read the settings and set up the logs; arguments and errors as for `read_settings`."""
-    settings = read_settings(options, needs, rate)
+    settings = read_settings(options, needs, flags)
     set_up_logs(settings, uses_secrets=needs is not None)
     return settings
 
 
 def require_directory(settings: Settings) -> Settings:
     """
-    Return settings whose state is in a directory.
+    Return the settings if the state is in a directory.
 
     Raises:
-        ConfigError: They are of a member of a consumer group, which keeps its state in the brokers.
+        ConfigError: The settings are those of a consumer group member, whose state is in the brokers.
     """
     kafka = settings.input.kafka
     if kafka is not None:
         raise ConfigError(
-            "this command needs a state directory, and a member of a consumer group has none: dead letters and counts "
-            f"are in the topics {kafka.letters} and {kafka.ledger}. For files, use settings without input.kafka",
+            "this command needs a state directory, but a consumer group has none: its dead letters and counts are in "
+            f"the topics {kafka.letters} and {kafka.ledger}. For files, use settings without input.kafka",
             key="input.kafka",
         )
     return settings
 
 
-def readable_state(settings: Settings) -> Settings:
-    """
-    Return settings whose state is in a directory that can be read.
-
-    That of a consumer group is copied from the brokers into a temporary one, which is gone when the command ends.
-
-    Raises:
-        SourceError: The brokers cannot be asked.
-    """
-    if settings.input.kafka is None:
-        return settings
-    return _views.enter_context(copied_state(settings, settings.input.kafka))[1]
-
-
 @contextmanager
-def copied_state(settings: Settings, kafka: KafkaSettings) -> Iterator[tuple[GroupView, Settings]]:
+def state_on_disk(settings: Settings) -> Iterator[tuple[Settings, GroupView | None]]:
     """
-    Copy what the brokers keep of a group into a temporary directory; give the view, and settings with that directory.
+    Yield settings whose state is in a directory; with input.kafka, a temporary copy of the state in the brokers.
 
     Raises:
-        SourceError: The brokers cannot be asked.
+        SourceError: The brokers cannot be reached.
     """
+    kafka = settings.input.kafka
+    if kafka is None:
+        yield settings, None
+        return
     from tempfile import TemporaryDirectory
 
     from msgspec.structs import replace
@@ -218,35 +157,40 @@ def copied_state(settings: Settings, kafka: KafkaSettings) -> Iterator[tuple[Gro
     with TemporaryDirectory(prefix="shipper-view-") as name:
         view = GroupView(kafka, Path(name))
         state = replace(settings.state, directory=Path(name))
-        yield view, replace(settings, input=replace(settings.input, kafka=None), state=state)
+        yield replace(settings, input=replace(settings.input, kafka=None), state=state), view
+
+
+def readable_state(settings: Settings) -> Settings:
+    """Return the settings of `state_on_disk`, whose directory exists until the command ends."""
+    return _views.enter_context(state_on_disk(settings))[0]
 
 
 def open_input(path: Path, settings: Settings, known: Sequence[Stream] = ()) -> StreamReader:
     """
-    Open a file for reading alone.
+    Open an input file.
 
     Args:
-        known: The streams of which it may be one; it is read from the checkpoint of that on.
+        known: Known streams; if the file is one of them, reading begins at its checkpoint.
     Raises:
-        SourceError: It cannot be read.
+        SourceError: The file cannot be read.
     """
-    from shipper.sources.identity import StreamBook
+    from shipper.sources.identity import StreamIndex
     from shipper.sources.reader import input_form
 
     ids = itertools.count(max((stream.stream_id for stream in known), default=0) + 1)
     max_bytes = settings.input.max_record_bytes
-    return StreamBook(known, ids.__next__, max_record_bytes=max_bytes, form=input_form(settings)).open(path)
+    return StreamIndex(known, ids.__next__, max_record_bytes=max_bytes, form=input_form(settings)).open(path)
 
 
 def set_up_logs(settings: Settings, *, uses_secrets: bool = True) -> None:
-    """Set up the logs, and warn of secrets in the settings themselves where they are used."""
+    """Set up the logs, and log warnings about misspelt variables and literal secrets."""
     import structlog  # commands that do not log start without it
 
     from shipper.status.logs import configure_logs
 
     configure_logs(settings.log.level, settings.log.format, now=time.monotonic)
-    for name, meant in misspelt_variables(Settings, os.environ).items():
-        structlog.get_logger("config").warning("variable_ignored", name=name, message=f"did you mean {meant}?")
+    for name, similar in misspelt_variables(Settings, os.environ).items():
+        structlog.get_logger("config").warning("variable_ignored", name=name, message=f"did you mean {similar}?")
     if uses_secrets and (keys := literal_secrets(settings)):
         structlog.get_logger("config").warning(
             "literal_secrets", keys=keys, message='better: references, { env = "NAME" } or { file = "/path" }'
@@ -254,26 +198,26 @@ def set_up_logs(settings: Settings, *, uses_secrets: bool = True) -> None:
 
 
 @contextmanager
-def reader_may_leave() -> Iterator[None]:
+def tolerate_closed_stdout() -> Iterator[None]:
     """Treat a closed stdout as success."""
     try:
         yield
     except BrokenPipeError:
-        # The interpreter flushes once more at its end: into nothing.
+        # Discard the interpreter's final flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say(text: str) -> None:
-    """Print lines to standard error, with control characters escaped."""
+    """Print text to standard error, with control characters escaped."""
     print(plain(text), file=cast(TextIO, ForgivingStderr()))
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask, and end the command unless the answer is yes."""
+    """Ask a question, and end the command unless the answer is yes."""
     if yes:
         return
     if not sys.stdin or not sys.stdin.isatty():
-        raise typer.BadParameter(f"{question} There is no terminal to ask on; give --yes")
+        raise UsageError(f"--yes is missing, and there is no terminal to ask on: {question}")
     if not typer.confirm(question, err=True):
         say("nothing was deleted")
         raise typer.Exit(0)
@@ -285,22 +229,22 @@ def run_async(function: Callable[[], Awaitable[T]]) -> T:
 
     import anyio
 
-    gc.freeze()  # what is loaded by now stays: no collection has to look at it again
+    gc.freeze()  # exclude everything imported so far from garbage collection
     gc.set_threshold(*_GC_THRESHOLDS)
     return anyio.run(function, backend_options={"use_uvloop": sys.platform != "win32"})
 
 
-def parsed_time(text: str, *, is_end: bool = False, now: float | None = None) -> float:
+def parse_time(text: str, *, is_end: bool = False, now: float | None = None) -> float:
     """
     Parse a time: ISO 8601, UTC unless it names another zone.
 
     Args:
-        is_end: Whether a date alone means its end instead of its beginning.
-        now: What the word `now` means; None = it is no time.
+        is_end: Whether a date without a time means its end instead of its beginning.
+        now: The value of the word `now`; None = not allowed.
     Returns:
         Seconds since the epoch.
     Raises:
-        typer.BadParameter: It is no time.
+        typer.BadParameter: The text is not a time.
     """
     if text == "now" and now is not None:
         return now
@@ -316,16 +260,16 @@ def parsed_time(text: str, *, is_end: bool = False, now: float | None = None) ->
 
 
 def in_columns(rows: Sequence[Sequence[str]], justify: Callable[[str, int], str] = str.ljust) -> str:
-    """Lay out rows as columns; the first row has the titles, the last column no fixed width."""
+    """Format rows as a table; the last column is not padded."""
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     return "\n".join("  ".join([*map(justify, row, widths), row[-1]]) for row in rows)
 
 
 def plain(text: str) -> str:
-    """Escape control characters in a text of several lines."""
+    """Escape control characters except newlines and tabs."""
     return printable(text, keep="\n\t")
 
 
 def print_json(document: bytes) -> None:
-    """Print a JSON document to standard output, at once; a terminal shows all of it, and obeys nothing."""
+    """Print and flush a JSON document to standard output, with control characters escaped."""
     print(printable_json(document.decode()), flush=True)

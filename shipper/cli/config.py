@@ -1,4 +1,4 @@
-"""The commands `config init`, `show` and `schema`: all made from the settings' types, so no key can be forgotten."""
+"""The commands `config init`, `show` and `schema`, generated from the types of the settings."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from shipper.cli.commands import App
+from shipper.cli.commands import App, flag
 from shipper.cli.common import ConfigOption, OutputOption, SetOption
 from shipper.cli.examples import examples
-from shipper.cli.writing import checked_target, write
-from shipper.config.load import Written, read_written
+from shipper.cli.writing import check_target, write
+from shipper.config.load import Entry, read_entries
 from shipper.config.schema import Leaf, expectation, json_schema, leaves, section_in
 from shipper.config.secrets import MASK, LiteralSecret, SecretReference
-from shipper.config.settings import Settings, settings_from
+from shipper.config.settings import Settings, build_settings
 from shipper.model.errors import ConfigError
 from shipper.system.files import replace_file
 
-# Written out instead of commented, so that the file shows at once what a first run needs.
+# Not commented out, so that the file shows what a first run needs.
 _FIRST_STEPS = {
     "intake.base_url": "https://intake.example.com",
     "intake.subscription_key": SecretReference(env="INTAKE_KEY"),
@@ -32,7 +32,7 @@ _FIRST_STEPS = {
 }
 
 _HEAD = """\
-# The settings of shipper: every key, commented out with its default.
+# All settings of shipper, commented out, with their defaults.
 # The environment (SHIPPER__BATCH__MAX_EVENTS=500) overrides this file, the command line (--set batch.max_events=500)
 # overrides both. Secrets are references: { env = "NAME" } or { file = "/path" }, mode 0600.
 """
@@ -41,10 +41,10 @@ _HEAD = """\
 def init(
     path: Annotated[str, typer.Argument(hidden=True)] = "",
     output: OutputOption = "shipper.toml",
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Annotated[bool, flag("Overwrite an existing file.", "--force")] = False,
 ) -> None:
     """
-    Write a commented settings file with every key, its default and what it means.
+    Write a commented settings file with every key, its default and its meaning.
 
     Only its owner can read the file (mode 0600), because it may contain secrets.
 
@@ -65,24 +65,24 @@ def show(
     output: OutputOption = "",
 ) -> None:
     """
-    Print the settings in effect as TOML, with the source of every key that was written somewhere.
+    Print the settings in effect as TOML, with the source of every key that was set.
 
-    Secrets are not resolved: references stay references, a literal is shown as ***.
+    Secrets are not resolved: references are shown as such, literals as ***.
 
     Example: shipper config show --set batch.max_events=500
     """
-    target = checked_target(output)
-    written = read_written(Settings, config_path=config, environ=os.environ, overrides=overrides or ())
-    write(effective_settings(settings_from(written, environ=os.environ), written).encode(), target, form="text")
+    target = check_target(output)
+    entries = read_entries(Settings, config_path=config, environ=os.environ, overrides=overrides or ())
+    write(effective_settings(build_settings(entries, environ=os.environ), entries).encode(), target, form="text")
 
 
 def schema(output: OutputOption = "") -> None:
     """
-    Print a JSON Schema of the settings file, with which editors complete and check it.
+    Print a JSON Schema of the settings file, for completion and validation in editors.
 
     Example: shipper config schema -o shipper.schema.json
     """
-    write(f"{json.dumps(json_schema(Settings), indent=2)}\n".encode(), checked_target(output), form="json")
+    write(f"{json.dumps(json_schema(Settings), indent=2)}\n".encode(), check_target(output), form="json")
 
 
 config_app = App("config", "Write and show settings.")
@@ -91,12 +91,12 @@ for command in (init, show, schema, examples):
 
 
 def commented_settings() -> str:
-    """Make the file of `config init`: `# ` begins a sentence, `#` alone a key that can be switched on."""
+    """Return the file of `config init`: `# ` begins a sentence, `#` alone a key that can be uncommented."""
     lines = [_HEAD]
     for section, keys in _by_section():
-        # What has keys without defaults is all or nothing: of these, only the intake is needed.
+        # Sections that have keys without defaults are optional, except for the intake.
         mark = "#" if section == "report" or section.endswith((".oauth2", ".kafka")) else ""
-        lines += [f"# {_about(section)}", f"{mark}[{section}]"]
+        lines += [f"# {_describe_section(section)}", f"{mark}[{section}]"]
         for leaf in keys:
             mark = "" if leaf.key in _FIRST_STEPS else "#"
             value = _FIRST_STEPS.get(leaf.key, _example(leaf))
@@ -105,43 +105,39 @@ def commented_settings() -> str:
     return "\n".join(lines)
 
 
-def effective_settings(settings: Settings, written: Mapping[str, Written]) -> str:
-    """Make the text of `config show`; a valid TOML document."""
+def effective_settings(settings: Settings, entries: Mapping[str, Entry]) -> str:
+    """Return the output of `config show`, a valid TOML document."""
     lines: list[str] = []
     for section, keys in _by_section():
         values = _section_values(settings, section)
-        lines.append(f"[{section}]" if values is not None else f"# [{section}] is not written")
+        lines.append(f"[{section}]" if values is not None else f"# [{section}] is not set")
         for leaf in keys:
             name = leaf.key.rpartition(".")[2]
             value = None if values is None else getattr(values, name)
             if value is not None:
-                origin = f"  # {written[leaf.key].source}" if leaf.key in written else ""
+                origin = f"  # {entries[leaf.key].source}" if leaf.key in entries else ""
                 lines.append(f"{name} = {toml_value(value)}{origin}")
         lines.append("")
     return "\n".join(lines)
 
 
 def toml_value(value: Any) -> str:
-    """
-    Write one value as TOML, on one line.
-
-    Args:
-        value: Of a setting; a literal secret comes out as `"***"`.
-    """
+    """Return the value of a setting as TOML on one line; a literal secret becomes `"***"`."""
     match value:
         case LiteralSecret():
             return f'"{MASK}"'
         case SecretReference():
-            program = value.command and (*value.command[:1], *(MASK for _ in value.command[1:]))  # may hold a secret
-            given = (msgspec.structs.asdict(value) | {"command": program}).items()
-            return toml_value({name: part for name, part in given if part not in (None, False)})
+            # Arguments of a command may contain secrets.
+            command = value.command and (*value.command[:1], *(MASK for _ in value.command[1:]))
+            fields = msgspec.structs.asdict(value) | {"command": command}
+            return toml_value({name: part for name, part in fields.items() if part not in (None, False)})
         case bool():
             return "true" if value else "false"
         case str() | Path():
-            # A TOML string is a JSON string, except for DEL; half a surrogate pair has no place in either. What cannot
-            # be seen is escaped, such as blanks of other widths, so that the text stays the same however it is shown.
+            # A TOML string is a JSON string, except for DEL; lone surrogates are invalid in both. Invisible characters,
+            # such as special spaces, are escaped, so that copying the text does not change it.
             text = json.dumps(str(value).encode("utf-8", "replace").decode(), ensure_ascii=False)
-            return "".join(each if each.isprintable() else _escaped(each) for each in text)
+            return "".join(character if character.isprintable() else _escape(character) for character in text)
         case list() | tuple():
             return f"[{', '.join(map(toml_value, value))}]"
         case dict():
@@ -151,7 +147,7 @@ def toml_value(value: Any) -> str:
             return repr(value)
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     return f"\\u{ord(character):04x}" if ord(character) <= 0xFFFF else f"\\U{ord(character):08x}"
 
 
@@ -162,11 +158,11 @@ def _toml_key(name: str) -> str:
 def _by_section() -> Iterator[tuple[str, list[Leaf]]]:
     sections: dict[str, list[Leaf]] = {}
     for leaf in leaves(Settings):
-        sections.setdefault(_above(leaf.key), []).append(leaf)
+        sections.setdefault(_section_of(leaf.key), []).append(leaf)
     yield from sections.items()
 
 
-def _above(key: str) -> str:
+def _section_of(key: str) -> str:
     return key.rpartition(".")[0]
 
 
@@ -177,15 +173,17 @@ def _section_values(settings: Settings, section: str) -> Any:
     return values
 
 
-def _about(section: str) -> str:
-    """Describe a section by the description of its field if there is one, else by that of its type."""
-    for field in msgspec.structs.fields(Settings):
-        if field.name == section:
-            words = Leaf(section, field.type, None, Settings).meta.description
-            inner = section_in(field.type)
-            text = words or (inner.__doc__ if inner else None) or ""
-            return f"{text[:1].upper()}{text[1:].rstrip('.')}."
-    return f"Part of {_above(section)}."
+def _describe_section(section: str) -> str:
+    """Return the description of a section's field or, without one, the docstring of its type."""
+    outer: type[msgspec.Struct] = Settings
+    text = ""
+    for name in section.split("."):
+        (field,) = (field for field in msgspec.structs.fields(outer) if field.name == name)
+        inner = section_in(field.type)
+        assert inner is not None
+        text = Leaf(section, field.type, None, outer).meta.description or inner.__doc__ or ""
+        outer = inner
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 def _help(leaf: Leaf) -> str:
@@ -196,21 +194,21 @@ def _help(leaf: Leaf) -> str:
 
 
 def _example(leaf: Leaf) -> Any:
-    """Return the value to show: the default, or an example where there is none."""
+    """Return the default or, without one, an example."""
     if leaf.default is not None and leaf.default is not msgspec.NODEFAULT:
         return leaf.default
     example = (leaf.meta.examples or [""])[0]
-    # Both endpoints have the same type, whose examples speak of the intake.
+    # Both endpoints have the same type, whose examples name the intake.
     text = json.dumps(example).replace("INTAKE", leaf.key.split(".")[0].upper())
     return json.loads(text.replace("intake", leaf.key.split(".")[0]))
 
 
 def _write_private(path: Path, text: str, *, replace: bool) -> None:
     """
-    Write a file of mode 0600.
+    Write a file with mode 0600.
 
     Raises:
-        ConfigError: There is one already, or it cannot be written.
+        ConfigError: The file exists already, or cannot be written.
     """
     try:
         if replace:
@@ -219,6 +217,8 @@ def _write_private(path: Path, text: str, *, replace: bool) -> None:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
                 file.write(text.encode())
     except FileExistsError as exc:
-        raise ConfigError("is there already; name another file, or replace it with --force", source=str(path)) from exc
+        raise ConfigError(
+            "already exists; choose another file, or overwrite it with --force", source=str(path)
+        ) from exc
     except OSError as exc:
         raise ConfigError(f"cannot be written: {exc.strerror or exc}", source=str(path)) from exc

@@ -1,4 +1,4 @@
-"""`shipper demo`: ships samples to a sandbox in one process, without configuration or account."""
+"""`shipper demo`: ships samples to a sandbox in the same process, without configuration or account."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
+from shipper.cli.commands import option
 from shipper.cli.common import run_async, several
 from shipper.config.settings import Settings, load_settings
 
@@ -25,21 +24,22 @@ if TYPE_CHECKING:
 
 _DAYS: Final = 30
 _NEXT: Final = """
-Next, in two terminals:
+Next, put shipper on the PATH and ship your own file, as in README.md; or ship
+more sample events, in two terminals:
 
-  shipper sandbox -o shipper.toml
-  shipper sample > events.ndjson && shipper backfill events.ndjson
+  shipper sandbox --port 8080 -o shipper.toml
+  shipper sample -o events.ndjson && shipper backfill events.ndjson
 
 Then `shipper status`, `shipper ledger`, `shipper report 1001 last-month`;
-docs/sandbox.md goes on from there."""
+docs/sandbox.md has the details."""
 
 
 def demo(
-    events: Annotated[int, typer.Option(min=1, max=10_000_000, metavar="N", help="Number of events to ship.")] = 10_000,
-    seed: Annotated[int, typer.Option(metavar="N", help="The same seed gives the same EventIds.")] = 1,
+    events: Annotated[int, option("N", "Number of events to ship.", min=1, max=10000000)] = 10_000,
+    seed: Annotated[int, option("N", "The same seed gives the same EventIds.")] = 1,
 ) -> None:
     """
-    Ship sample events to a sandbox in this process, and show totals of the report that it makes of them.
+    Ship sample events to a sandbox in this process, and show the totals of the resulting report.
 
     Needs no configuration and leaves nothing behind.
 
@@ -47,18 +47,14 @@ def demo(
     """
     from rich.console import Console
 
-    from shipper.cli.report import fetch_report
-    from shipper.report.metrics import REGISTRATIONS, added
+    from shipper.cli.report.common import fetch_report
+    from shipper.report.metrics import REGISTRATIONS, sum_of
     from shipper.sandbox.options import Figures, SandboxOptions
     from shipper.sandbox.samples import sample_lines
     from shipper.sandbox.server import SandboxThread
     from shipper.status.logs import configure_logs
 
     console = Console(highlight=False)
-
-    def say(number: int, text: str) -> None:
-        console.print(f"[bold]{number}.[/] {text}")
-
     configure_logs("warning", "auto", now=time.monotonic)
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     options = SandboxOptions(port=0, figures=Figures.SEEDED)
@@ -69,51 +65,40 @@ def demo(
         file = Path(folder, "acquisitions.ndjson")
         with file.open("wb") as out:
             out.writelines(sample_lines(events, seed=seed, end=today, days=_DAYS))
-        say(
-            1,
-            f"{several(events, 'invented record')}, {file.stat().st_size / 1e6:.1f} MB, and the service itself as a "
-            f"sandbox at {sandbox.base_url}",
+        console.print(
+            f"[bold]1.[/] {several(events, 'invented record')}, {file.stat().st_size / 1e6:.1f} MB, and a sandbox of "
+            f"the service at {sandbox.base_url}"
         )
         endpoint = {
             "base_url": sandbox.base_url,
             "subscription_key": sandbox.subscription_key,
             "token": sandbox.token,
         }
-        settings = load_settings(
-            config_path=os.devnull,  # none of the usual places
-            environ={},
-            flags={
-                "intake": endpoint,
-                "report": endpoint,
-                "state.directory": str(Path(folder, "state")),
-            },
-        )
+        flags = {"intake": endpoint, "report": endpoint, "state.directory": str(Path(folder, "state"))}
+        settings = load_settings(config_path=os.devnull, environ={}, flags=flags)  # ignore existing settings
         first = _backfill(settings, file)
-        say(
-            2,
-            f"Shipped, and accounted for: {first.read:,} read = {first.accepted:,} accepted + "
+        console.print(
+            f"[bold]2.[/] Shipped and accounted for: {first.read:,} read = {first.accepted:,} accepted + "
             f"{several(first.dead_lettered, 'dead letter')} + {several(first.duplicates, 'duplicate')} + "
-            f"{first.pending:,} pending; {several(first.batches, 'request')}, {first.seconds:.2f} s",
+            f"{first.pending:,} pending; {several(first.batches, 'request')}, {first.seconds:.2f} s"
         )
         second = _backfill(settings, file)
         stored = sandbox.store.stored
-        say(
-            3,
-            f"Once more with the same file: {second.read:,} read, because the checkpoint is at its end; "
-            f"the sandbox has {several(stored, 'event')}",
+        console.print(
+            f"[bold]3.[/] The same file again: {second.read:,} read, because the checkpoint is at its end; "
+            f"the sandbox has {several(stored, 'event')}"
         )
         start, end = (today - timedelta(days=_DAYS)).date(), (today - timedelta(days=1)).date()
-        fetched = run_async(lambda: fetch_report(settings, options.account_id, start, end))
-        registered = int(added(REGISTRATIONS, _sources(fetched.report)).total or 0)
-        say(
-            4,
-            f"The affiliate daily report that the sandbox makes of them: {several(registered, 'registration')}, and "
-            "invented figures beside them\n",
+        report = run_async(lambda: fetch_report(settings, options.account_id, start, end)).report
+        registered = int(sum_of(REGISTRATIONS, _sources(report)).total or 0)
+        console.print(
+            f"[bold]4.[/] The daily report that the sandbox generates from them: "
+            f"{several(registered, 'registration')}, and invented figures beside them\n"
         )
-        console.print(_totals(fetched.report))
-    is_whole = first.accepted == stored == registered == events and second.read == 0
-    console.print(_NEXT if is_whole else "\n[bold red]The counts do not agree.[/]")
-    sys.exit(0 if is_whole else 1)
+        console.print(_totals(report))
+    agrees = first.accepted == stored == registered == events and second.read == 0
+    console.print(_NEXT if agrees else "\n[bold red]The counts do not agree.[/]")
+    sys.exit(0 if agrees else 1)
 
 
 def _sources(report: wire.DailyReport) -> list[wire.MarketingSource]:
@@ -121,17 +106,16 @@ def _sources(report: wire.DailyReport) -> list[wire.MarketingSource]:
 
 
 def _totals(report: wire.DailyReport) -> Table:
-    """Make a table of a line for each brand, and one of all."""
-    from shipper.report.metrics import CLICKS, NET_REVENUE, REGISTRATIONS, REV_SHARE, added
+    from shipper.report.formatting import clean, short_figure
+    from shipper.report.metrics import CLICKS, NET_REVENUE, REGISTRATIONS, REV_SHARE, sum_of
     from shipper.report.table import new_table
-    from shipper.report.wording import at_a_glance, clean
 
     metrics = (CLICKS, REGISTRATIONS, NET_REVENUE, REV_SHARE)
     table = new_table(["Brand"], [metric.title for metric in metrics])
 
     def add(name: str, sources: list[wire.MarketingSource]) -> None:
-        totals = ((metric, added(metric, sources).total) for metric in metrics)
-        table.add_row(name, *(at_a_glance(metric, total or Decimal(0)) for metric, total in totals))
+        totals = ((metric, sum_of(metric, sources).total) for metric in metrics)
+        table.add_row(name, *(short_figure(metric, total or Decimal(0)) for metric, total in totals))
 
     for brand in report.brands:
         add(f"{brand.id} {clean(brand.name)}", brand.marketing_sources)
@@ -142,17 +126,17 @@ def _totals(report: wire.DailyReport) -> Table:
 
 def _backfill(settings: Settings, file: Path) -> Summary:
     from shipper.pipeline import Pipeline
-    from shipper.pipeline.opening import opened_state
-    from shipper.sources.identity import StreamBook
+    from shipper.pipeline.opening import open_state
+    from shipper.sources.identity import StreamIndex
     from shipper.sources.once import FilesOnce
 
-    with opened_state(settings) as state:
-        book = StreamBook(
-            state.store.streams.known("file"),
+    with open_state(settings) as state:
+        index = StreamIndex(
+            state.store.streams.load("file"),
             state.next_stream_id,
             max_record_bytes=settings.input.max_record_bytes,
         )
-        source = FilesOnce([file], book, state.store.streams, wall_time=time.time)
+        source = FilesOnce([file], index, state.store.streams, wall_time=time.time)
 
         async def ship() -> Summary:
             pipeline = Pipeline(settings, source, state.store, is_one_shot=True, wall_time=time.time, rng=Random())

@@ -1,4 +1,4 @@
-"""What is found wrong with records, and in words: for `validate` and a rehearsed backfill."""
+"""Validation of records as in the pipeline, for `validate` and `backfill --dry-run`: problems and how to fix them."""
 
 from __future__ import annotations
 
@@ -6,33 +6,44 @@ import codecs
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from shipper.cli.common import open_input, several
-from shipper.config.mapping import FIELDS
+from shipper.cli.mapping import documents_in, suggest_mapping, suggest_missing
+from shipper.cli.remedies import FIELD_OF_RULE, Remedy
+from shipper.codec import Codec, accept_events, latest_timestamp
+from shipper.codec.documents import EMPTY, SourceMapping, code_text, read_document
+from shipper.codec.judge import IS_MISSING
+from shipper.codec.normalize import ABSENT
+from shipper.config.mapping import FIELDS, is_nested
 from shipper.config.settings import Settings
+from shipper.model.framing import CsvRows, Framing
 from shipper.model.printable import printable
+from shipper.model.records import Chunk, Rejection, Stream
+from shipper.sources.reader import READ_BYTES
 
-if TYPE_CHECKING:
-    from shipper.cli.remedies import Remedy
-    from shipper.model.framing import Framing
-    from shipper.model.records import Chunk, Rejection, Stream
-
-_EXAMPLES_PER_RULE = 5
-_LOOKED_AT = 1000  # records of each rule that are looked at for what mends them
-_NAMES_SHOWN = 20
-_SHAPE_CHARACTERS = 60
-_HEAD_BYTES = 1024
-_DELIMITERS = (b",", b";", b"\t", b"|")
-_BEGINNING = "a mapping to begin with, put it into your configuration"
-_LACKS = "most records lack fields of the wire form"
-CSV = "it looks like CSV, and no column has a name that is known; is the first row a header?"
+_EXAMPLES_PER_RULE: Final = 5
+_EXAMINED_MAX: Final = 1000  # records per rule examined for a remedy
+_NAMES_SHOWN: Final = 20
+_SHAPE_CHARACTERS: Final = 60
+_HEAD_BYTES: Final = 1024
+_UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_DELIMITERS: Final = (b",", b";", b"\t", b"|")
+_UNREADABLE_RULES: Final = {"json", "encoding", "csv"}
+_BEGINNING: Final = "a mapping to start with; add it to your configuration"
+_LACKS: Final = "most records lack required fields"
+_NOT_UTF8: Final = "it is not UTF-8; convert it, for example: iconv -f WINDOWS-1252 -t UTF-8"
+CSV: Final = (
+    "it looks like CSV, but no column has a known name; is the first row a header? If it is, set "
+    'input.format = "csv", or map the columns; otherwise add a header'
+)
+_CODES_SHOWN: Final = 20  # of each field
 
 
 class Example(msgspec.Struct):
@@ -40,10 +51,10 @@ class Example(msgspec.Struct):
     A record that breaks a rule.
 
     Attributes:
-        field: The field at fault; empty if it is the whole record.
-        shape: The form of its value as it came: letters are `a` and `A`, digits `9`.
-        value: The value itself as it came, at most 60 characters of it, if values are to be shown.
-        becomes: What the table `values` of `records.mapping` makes of it; empty if it does not list it.
+        field: The invalid field; empty for the whole record.
+        shape: The form of its original value: letters are `a` and `A`, digits `9`.
+        value: At most 60 characters of the original value, if values are shown.
+        becomes: Its translation by `values` of `records.mapping`; empty if it is not listed.
     """
 
     file: str
@@ -58,11 +69,11 @@ class Example(msgspec.Struct):
 
 class BrokenRule(msgspec.Struct):
     """
-    How many records break a rule; a record may break several.
+    The records that break a rule; a record may break several.
 
     Attributes:
-        examples: The first five of them.
-        advice: What mends them, in lines; a line may be TOML.
+        examples: The first five records.
+        advice: Lines about how to fix them; some may be TOML.
     """
 
     count: int = 0
@@ -72,13 +83,14 @@ class BrokenRule(msgspec.Struct):
 
 class Findings(msgspec.Struct):
     """
-    What was found in all inputs; `records == good + duplicates + failed`.
+    The results of all inputs; `records == good + duplicates + failed`.
 
     Attributes:
-        unlisted: By field, how many good records have a code that `values` of `records.mapping` does not list.
-        without_header: Inputs of CSV of which no column has a name that is known; their names are not among the unknown
-            fields, as they may be a record's values.
-        missing_columns: Of inputs of CSV, the columns that `records.mapping` names and that are not there.
+        unlisted: By field, the number of good records with a code that `values` of `records.mapping` does not list.
+        unlisted_codes: By field, the first of these codes, if values are shown.
+        without_header: CSV inputs without any known column name; their column names are not reported as unknown
+            fields, as they may be values.
+        missing_columns: By CSV input, columns named by `records.mapping` that are missing.
         advice: By input, what is wrong with most of its records and what to do.
     """
 
@@ -90,122 +102,135 @@ class Findings(msgspec.Struct):
     normalized: dict[str, int] = {}
     unknown_fields: dict[str, int] = {}
     unlisted: dict[str, int] = {}
+    unlisted_codes: dict[str, list[str]] = {}
     without_header: list[str] = []
     missing_columns: dict[str, list[str]] = {}
     advice: dict[str, str] = {}
 
 
-class Check:
-    """Runs chunks through the codec and keeps the findings."""
+class Validation:
+    """Runs chunks through the codec and collects findings."""
 
     def __init__(self, settings: Settings, *, shows_values: bool = False) -> None:
-        from shipper.codec import Codec, latest_timestamp
-        from shipper.codec.mapping import SourceMapping
-
+        self._settings = settings
+        self._shows_values = shows_values
         self._sources = sources = settings.records.field_sources
-        self._as_it_came = SourceMapping({field: replace(each, values={}) for field, each in sources.items()})
-        self._settings = settings.records
-        self._remedies: dict[str, Remedy] = {}
+        self._unmapped = SourceMapping({field: replace(source, values={}) for field, source in sources.items()})
         self._known_names = SourceMapping(sources).names
-        self._mapped_names = {path for source in sources.values() for path in source.paths if "." not in path}
+        self._mapped_names = {path for source in sources.values() for path in source.paths if not is_nested(path)}
         self._hidden_names: set[str] = set()
-        self._like: dict[str, str] = {}  # a column that is missing -> one whose name differs in case or blanks
-        self._codec = Codec(settings.records, max_record_bytes=settings.input.max_record_bytes, notes_unlisted=True)
+        self._similar: dict[str, str] = {}  # missing column -> column whose name differs only in case or blanks
+        self._codec = Codec(settings.records, max_record_bytes=settings.input.max_record_bytes)
         self._room_bytes = max(1 << 20, settings.input.max_record_bytes + 1)
         self._latest = latest_timestamp(time.time(), settings.records.max_future_seconds)
-        self._unknown_fields = settings.records.unknown_fields
-        self._shows_values = shows_values
-        self._records = self._unreadable = 0  # of the input at hand
-        self._missing: Counter[str] = Counter()
+        self._remedies: dict[str, Remedy] = {}
+        self._examined = 0  # records searched for unlisted codes
         self.findings = Findings()
 
-    def add(self, name: str, chunks: Iterator[Chunk], *, lines_before: int = 0) -> None:
-        """Check one input from a line on; `name` identifies it in the findings."""
-        from shipper.codec import accept_events
+    def add(self, name: str, chunks: Iterator[Chunk], *, lines_before: int = 0, file: Path | None = None) -> None:
+        """
+        Validate an input.
 
-        found = self.findings
-        records_before = found.records
-        self._unreadable = 0
-        self._missing.clear()
+        Args:
+            name: Identifies the input in the findings.
+            lines_before: Number of lines before the first chunk.
+            file: The file to give advice about if most of its records cannot be parsed or lack the same fields.
+        """
+        findings = self.findings
+        records_before = findings.records
+        unreadable: Counter[str] = Counter()
+        head = b""
+        missing: Counter[str] = Counter()
         for chunk in chunks:
-            self._look_at_header(name, chunk)
+            self._check_header(name, chunk)
+            head = head or chunk.data[:_HEAD_BYTES]
+            rejected: set[int] = set()
             for encoded in self._codec.encode_all(chunk, room_bytes=self._room_bytes, latest=self._latest):
                 span = encoded.span
-                found.records += span.records
-                found.duplicates += span.duplicates + encoded.waits
-                accept_events(self._codec.window, span, range(span.fresh))
-                found.failed += len(span.rejections)
+                findings.records += span.records
+                findings.duplicates += span.duplicates + encoded.waits
+                accept_events(self._codec.window, span, range(encoded.events - encoded.waits))
+                findings.failed += len(span.rejections)
                 for rejection in span.rejections:
-                    self._add_faults(name, rejection, chunk, lines_before)
+                    unreadable[rejection.rule] += rejection.rule in _UNREADABLE_RULES
+                    rejected.add(rejection.start_offset)
+                    faults = rejection.faults or {rejection.rule: rejection.message}
+                    missing.update(rule for rule, message in faults.items() if message.endswith(IS_MISSING))
+                    self._add_faults(name, rejection, faults, chunk, lines_before)
+            if self._shows_values:
+                self._add_unlisted_codes(chunk, rejected)
             lines_before += chunk.data.count(b"\n") or 1
-        self._records = found.records - records_before
-        found.good = found.records - found.failed - found.duplicates
-        found.normalized = _counted(self._codec.changes.normalized)
-        unknown = {name: count for name, count in self._codec.changes.unknown.items() if name not in self._hidden_names}
-        found.unknown_fields = _counted(unknown)
-        found.unlisted = _counted(self._codec.changes.unlisted)
+        findings.good = findings.records - findings.failed - findings.duplicates
+        changes = self._codec.changes
+        findings.normalized = _sort_counts(changes.normalized)
+        unknown = {name: count for name, count in changes.unknown.items() if name not in self._hidden_names}
+        findings.unknown_fields = _sort_counts(unknown)
+        findings.unlisted = _sort_counts(changes.unlisted)
         for rule, remedy in self._remedies.items():
-            found.rules[rule].advice = remedy.words()
+            findings.rules[rule].advice = remedy.lines()
+        half = (findings.records - records_before) / 2
+        if unreadable.total() > half and unreadable["encoding"] and not head.startswith(_UTF_16):
+            findings.advice[name] = _NOT_UTF8
+        elif file is not None:
+            lacking = [FIELD_OF_RULE[rule] for rule, count in missing.items() if rule in FIELD_OF_RULE and count > half]
+            if advice := self._advice_on(file, lacking, is_unreadable=unreadable.total() > half):
+                findings.advice[name] = advice
+        elif unreadable.total() > half and (kind := describe_kind(head)):
+            findings.advice[name] = kind
 
-    def _add_faults(self, name: str, rejection: Rejection, chunk: Chunk, lines_before: int) -> None:
-        from shipper.cli.remedies import Remedy
-        from shipper.codec.judge import IS_MISSING
-
-        faults = rejection.faults or {rejection.rule: rejection.message}
-        self._unreadable += rejection.rule in {"json", "encoding", "csv"}
-        self._missing.update(rule for rule, message in faults.items() if message.endswith(IS_MISSING))
+    def _add_faults(
+        self, name: str, rejection: Rejection, faults: Mapping[str, str], chunk: Chunk, lines_before: int
+    ) -> None:
         values: dict[str, Any] | None = None
         for rule, message in faults.items():
             broken = self.findings.rules.setdefault(rule, BrokenRule())
             broken.count += 1
-            if broken.count > _LOOKED_AT:
+            if broken.count > _EXAMINED_MAX:
                 continue
             if values is None:
                 values = self._values_in(rejection.raw, chunk.stream.framing)
             if rule not in self._remedies:
-                self._remedies[rule] = Remedy(rule, self._settings, shows_values=self._shows_values)
-            self._remedies[rule].look(values)
+                self._remedies[rule] = Remedy(rule, self._settings.records, shows_values=self._shows_values)
+            self._remedies[rule].add(values)
             if broken.count <= _EXAMPLES_PER_RULE:
                 line = lines_before + chunk.data.count(b"\n", 0, rejection.start_offset - chunk.start_offset) + 1
-                broken.examples.append(self._example(name, line, rejection.start_offset, rule, message, values))
+                field = FIELD_OF_RULE.get(rule, "")
+                example = Example(name, line, rejection.start_offset, field, "absent" if field else "", message)
+                if field in values:
+                    self._show_value(example, values[field])
+                broken.examples.append(example)
 
     def _values_in(self, raw: bytes, framing: Framing) -> dict[str, Any]:
-        """Return what a record has for each field as it came: before `values` and normalisation."""
-        from shipper.codec.normalize import ABSENT
-        from shipper.codec.rows import read_document
-
-        columns = self._as_it_came.columns([read_document(raw, framing)])
+        """Return a record's original values by field, before `values` and normalisation."""
+        columns = self._unmapped.columns([read_document(raw, framing)])
         return {field: value for field, (value,) in zip(FIELDS, columns, strict=True) if value is not ABSENT}
 
-    def look_at(self, file: Path, settings: Settings) -> None:
-        """Advise on a file of which most records cannot be read, or lack the same fields."""
-        from shipper.cli.mapping import missing_lines, suggested
-        from shipper.codec import FIELD_RULES
-        from shipper.model.records import shown
+    def _show_value(self, example: Example, value: object) -> None:
+        example.shape = shape_of(value)
+        if self._shows_values:
+            example.value = repr(value)[:_SHAPE_CHARACTERS]
+        source = self._sources.get(example.field)
+        if source is not None and code_text(value) in source.values:
+            example.becomes = repr(source.values[code_text(value)])
 
-        words = ""
-        if 2 * self._unreadable > self._records:
-            with file.open("rb") as opened:
-                words = kind_of(opened.read(_HEAD_BYTES))
-        lacking = [field for field, rule in FIELD_RULES.items() if 2 * self._missing[rule] > self._records]
-        if words == CSV:
-            mapping = suggested(file, settings)
-            than = " than records.mapping has" if settings.records.mapping else ""
-            lead = f"it looks like CSV with other names of columns{than}; {_BEGINNING}"
-            words = f"{lead}:\n\n{mapping}\n" if mapping else CSV
-        elif lacking and not words and settings.records.mapping:
-            lines = "\n".join(missing_lines(file, settings, lacking))
-            words = f"{_LACKS}; add to [records.mapping]:\n\n{lines}\n" if lines else ""
-        elif lacking and not words:
-            mapping = suggested(file, settings)
-            words = f"{_LACKS}; {_BEGINNING}:\n\n{mapping}\n" if mapping else ""
-        if words:
-            self.findings.advice[shown(file)] = words
+    def _add_unlisted_codes(self, chunk: Chunk, rejected: Collection[int]) -> None:
+        """Find the codes of good records that `values` does not list, if there are any in the first records."""
+        found = self.findings.unlisted_codes
+        fields = [field for field, count in self._codec.changes.unlisted.items() if count > 0]
+        fields = [field for field in fields if len(found.setdefault(field, [])) < _CODES_SHOWN]
+        for offset, document in documents_in(chunk) if fields else ():
+            if self._examined >= _EXAMINED_MAX:
+                return
+            self._examined += 1
+            columns = self._unmapped.columns([document]) if offset not in rejected else []
+            for field, (value,) in zip(FIELDS, columns, strict=False):
+                code = "" if value in EMPTY or isinstance(value, list | dict) else code_text(value)
+                is_listed = field not in fields or code in self._sources[field].values
+                if code and not is_listed and code not in found[field] and len(found[field]) < _CODES_SHOWN:
+                    found[field].append(code[:_SHAPE_CHARACTERS])
 
-    def _look_at_header(self, name: str, chunk: Chunk) -> None:
-        """Hide the names of columns if none is known: the first row may be a record."""
-        from shipper.model.framing import CsvRows
-
+    def _check_header(self, name: str, chunk: Chunk) -> None:
+        """Record missing columns; hide the column names if none is known, as the first row may be a record."""
         framing = chunk.stream.framing
         if not isinstance(framing, CsvRows):
             return
@@ -215,98 +240,115 @@ class Check:
                 self.findings.without_header.append(name)
         elif missing := sorted(self._mapped_names.difference(framing.names)):
             self.findings.missing_columns[name] = missing
-            there = {column.strip().casefold(): column for column in framing.names}
-            self._like |= {column: there[low] for column in missing if (low := column.strip().casefold()) in there}
+            folded = {column.strip().casefold(): column for column in framing.names}
+            for column in missing:
+                if similar := folded.get(column.strip().casefold()):
+                    self._similar[column] = similar
 
-    def _example(
-        self, name: str, line: int, offset: int, broken: str, message: str, values: Mapping[str, Any]
-    ) -> Example:
-        from shipper.codec import FIELD_RULES
-        from shipper.codec.mapping import code_of
+    def _advice_on(self, file: Path, lacking: Sequence[str], *, is_unreadable: bool) -> str:
+        """Return what to do about a file most of whose records cannot be parsed or lack the same fields."""
+        has_mapping = bool(self._settings.records.mapping)
+        kind = ""
+        if is_unreadable:
+            with file.open("rb") as stream:
+                kind = describe_kind(stream.read(_HEAD_BYTES))
+        if kind == CSV:
+            than = " than records.mapping has" if has_mapping else ""
+            lead = f"it looks like CSV with other column names{than}; {_BEGINNING}"
+            lines = suggest_mapping(file, self._settings)
+        elif kind or not lacking:
+            return kind
+        elif has_mapping:
+            lead = f"{_LACKS}; add to [records.mapping]"
+            lines = "\n".join(suggest_missing(file, self._settings, lacking))
+        else:
+            lead = f"{_LACKS}; {_BEGINNING}"
+            lines = suggest_mapping(file, self._settings)
+        return f"{lead}:\n\n{lines}\n" if lines else kind
 
-        field = next((field for field, rule in FIELD_RULES.items() if rule == broken), "")
-        example = Example(name, line, offset, field, shape="absent" if field else "", message=message)
-        if field in values:
-            value = values[field]
-            example.shape = shape_of(value)
-            example.value = repr(value)[:_SHAPE_CHARACTERS] if self._shows_values else ""
-            if field in self._sources and code_of(value) in self._sources[field].values:
-                example.becomes = repr(self._sources[field].values[code_of(value)])
-        return example
-
-    def in_words(self) -> str:
-        """Write the findings for a person."""
-        found = self.findings
-        parts = [f"{several(found.records, 'record')}: {found.good:,} good"]
-        if found.duplicates:
-            parts[0] += f", {found.duplicates:,} repeat an EventId"
-        if found.failed:
-            parts[0] += f", {found.failed:,} break a rule"
-        if found.normalized:
-            parts.append(f"normalized: {_listed(found.normalized)}")
-        if found.unknown_fields:
-            parts.append(f"unknown fields ({self._unknown_fields}): {_listed(found.unknown_fields)}")
-        if found.unlisted:
-            parts.append(f"codes that values does not list, and that stay as they are: {_listed(found.unlisted)}")
+    def text(self) -> str:
+        """Return the findings as text."""
+        findings = self.findings
+        parts = [f"{several(findings.records, 'record')}: {findings.good:,} good"]
+        if findings.duplicates:
+            parts[0] += f", {findings.duplicates:,} repeat an EventId"
+        if findings.failed:
+            parts[0] += f", {findings.failed:,} break a rule"
+        if findings.normalized:
+            parts.append(f"normalized: {_format_counts(findings.normalized)}")
+        if findings.unknown_fields:
+            unknown = _format_counts(findings.unknown_fields)
+            parts.append(f"unknown fields ({self._settings.records.unknown_fields}): {unknown}")
+        if findings.unlisted:
+            counts = _format_counts(findings.unlisted)
+            more = "" if self._shows_values else "; --show-values names them"
+            parts.append(f"codes that `values` does not list, sent unchanged: {counts}{more}")
+            for field, codes in findings.unlisted_codes.items():
+                end = ", ..." if len(codes) == _CODES_SHOWN else ""
+                parts.append(f"  {field}: {', '.join(printable(repr(code)) for code in codes)}{end}")
         question = "no column has a known name; is the first row a header?"
-        parts += [f"{printable(name)}: {question}" for name in found.without_header]
-        missing = "records.mapping names columns that are missing"
-        for name, columns in found.missing_columns.items():
-            meant = [f"{each} (did you mean {self._like[each]!r}?)" if each in self._like else each for each in columns]
-            parts.append(f"{printable(name)}: {missing}: {printable(', '.join(meant))}")
-        parts += [f"\n{printable(name)}: {words}" for name, words in found.advice.items()]
-        for rule, broken in sorted(found.rules.items(), key=lambda item: -item[1].count):
+        parts += [f"{printable(name)}: {question}" for name in findings.without_header]
+        for name, missing in findings.missing_columns.items():
+            columns = [
+                f"{column} (did you mean {self._similar[column]!r}?)" if column in self._similar else column
+                for column in missing
+            ]
+            listed = printable(", ".join(columns))
+            parts.append(f"{printable(name)}: records.mapping names columns that are missing: {listed}")
+        parts += [f"\n{printable(name)}: {advice}" for name, advice in findings.advice.items()]
+        # First what may cause the others.
+        for rule, broken in sorted(findings.rules.items(), key=lambda item: (item[0] != "encoding", -item[1].count)):
             parts.append(f"\n{rule}: {broken.count:,}")
-            parts += [_in_words(example) for example in broken.examples]
+            parts += [_example_text(example) for example in broken.examples]
             if broken.count > len(broken.examples):
                 parts.append(f"  ... and {broken.count - len(broken.examples):,} more")
             parts += [f"  {printable(line)}" for line in broken.advice]
         return "\n".join(parts)
 
 
-def kind_of(head: bytes) -> str:
-    """Return what a file is, by its first bytes, that does not hold records, and what to do; empty if unknown."""
+def describe_kind(head: bytes) -> str:
+    """Describe a file without records by its first bytes, and what to do; empty if its kind is unknown."""
     text = head.removeprefix(codecs.BOM_UTF8).lstrip().lower()
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if head.startswith(_UTF_16):
         return "it is UTF-16; convert it: iconv -f UTF-16 -t UTF-8"
     if text.startswith((b"<!doctype html", b"<html")):
-        return "it is a page of HTML, perhaps one that tells of an error, and holds no records"
+        return "it is an HTML page, perhaps an error page, and contains no records"
     if text.startswith(b"<"):
-        return "it is XML; records are JSON, one object on a line, or CSV"
+        return "it is XML; records must be JSON, one object per line, or CSV"
     if text.startswith(b"{") and not text.partition(b"\n")[0].rstrip().endswith(b"}"):
-        return "its objects stand on several lines; write each on a line of its own: jq -c ."
+        return "its objects span several lines; write one per line: jq -c ."
     if not text.startswith((b"{", b"[")) and max(map(text.partition(b"\n")[0].count, _DELIMITERS)) > 1:
         return CSV
     return ""
 
 
 def shape_of(value: object) -> str:
-    """Return the form of a value, not the value: `aaaa_99`, `9-digit number`."""
+    """Return the form of a value without revealing it: `aaaa_99`, `9-digit number`."""
     if isinstance(value, bool) or value is None:
         return "null" if value is None else "true or false"
     if isinstance(value, str):
         shape = re.sub(r"\d", "9", re.sub(r"[^\W\d_]", lambda letter: "A" if letter[0].isupper() else "a", value))
         return repr(shape if len(shape) <= _SHAPE_CHARACTERS else f"{shape[:_SHAPE_CHARACTERS]}...")
     if isinstance(value, int):
-        return f"{len(str(abs(value)))}-digit number" if abs(value) < 10**100 else "number of many digits"
+        return f"{len(str(abs(value)))}-digit number" if abs(value) < 10**100 else "number with many digits"
     kinds: dict[type, str] = {float: "number with a fraction", list: "array", dict: "object"}
     return kinds.get(type(value), type(value).__name__)
 
 
-def _in_words(example: Example) -> str:
+def _example_text(example: Example) -> str:
     shape = f"; it looks like {example.shape}" if example.shape not in {"", "absent"} else ""
     if example.value:
         shape = f"; it is {printable(example.value)}"
     if example.becomes:
-        shape += f", which values turns into {printable(example.becomes)}"
+        shape += f", which `values` translates to {printable(example.becomes)}"
     return f"  {printable(example.file)}:{example.line}: {example.message}{shape} (byte {example.offset})"
 
 
-def _counted(counts: Mapping[str, int]) -> dict[str, int]:
+def _sort_counts(counts: Mapping[str, int]) -> dict[str, int]:
     return {name: count for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])) if count}
 
 
-def _listed(counts: Mapping[str, int]) -> str:
+def _format_counts(counts: Mapping[str, int]) -> str:
     listed = [f"{printable(name)} {count:,}" for name, count in list(counts.items())[:_NAMES_SHOWN]]
     more = len(counts) - len(listed)
     return ", ".join(listed) + (f" and {more:,} more" if more else "")
@@ -317,14 +359,12 @@ def chunks_of_file(path: Path, settings: Settings, known: Sequence[Stream] = ())
     Read a file.
 
     Args:
-        known: The streams of which it may be one; it is read from the checkpoint of that on.
+        known: Known streams; if the file is one of them, reading begins at its checkpoint.
     Returns:
-        The chunks, where the first one begins, and how many lines there are before.
+        The chunks, the offset of the first one, and the number of lines before it.
     Raises:
-        SourceError: It cannot be read.
+        SourceError: The file cannot be read.
     """
-    from shipper.sources.reader import READ_BYTES
-
     reader = open_input(path, settings, known)
 
     def chunks() -> Iterator[Chunk]:

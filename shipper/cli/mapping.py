@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,27 +13,29 @@ import typer
 from msgspec.structs import replace
 
 from shipper.cli.commands import App
-from shipper.cli.common import OutputOption, SettingsOptions, open_input, plain, prepare, with_settings_options
+from shipper.cli.common import OutputOption, SettingsOptions, open_input, plain, prepare
 from shipper.cli.config import toml_value
-from shipper.cli.writing import checked_target, write
+from shipper.cli.writing import check_target, write
 from shipper.config.mapping import FIELDS
 from shipper.model.errors import SourceError
 from shipper.model.printable import printable
 
 if TYPE_CHECKING:
-    from shipper.codec.suggest import Suggestion
+    from shipper.codec.suggest import Suggestion, Suggestions
     from shipper.config.settings import Settings
+    from shipper.model.records import Chunk
 
 _RECORDS = 1000
 _BYTES = 16 << 20
+_SEARCHED_BYTES = 1 << 20
 _DERIVED = 'records.event_id = "derive" computes it from BrandID and ConsumerID'
 _OPTIONAL = ("AffiliateID", "ConsumerState")
-_CONSTANT = 'or the same for all: { const = "..." }'
+_CONSTANT = 'or the same value for all: { const = "..." }'
 _NO_SOURCE = {
     "EventId": _DERIVED,
-    **dict.fromkeys(_OPTIONAL, "it can be empty"),
+    **dict.fromkeys(_OPTIONAL, "it may be empty"),
     **dict.fromkeys(("ConsumerCountry", "ConsumerCurrencyID", "BrandID", "ConsumerStatus"), _CONSTANT),
-    "CustomerCurrencyID": 'or by the codes of another column: { from = "...", values = {} }',
+    "CustomerCurrencyID": 'or translate the codes of another column: { from = "...", values = {} }',
 }
 _CODES = {
     "ConsumerCountry": '"Germany" = "DE"',
@@ -40,7 +44,7 @@ _CODES = {
     "ConsumerState": '"Nevada" = "NV"',
 }
 
-mapping_app = App("mapping", "Write a mapping for records with other names of fields.")
+mapping_app = App("mapping", "Suggest a mapping for records with other field names.")
 
 
 @mapping_app.callback()
@@ -49,81 +53,88 @@ def _group() -> None:
 
 
 @mapping_app.command()
-@with_settings_options
 def suggest(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="A file of your records.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A file with your records.")],
     output: OutputOption = "",
     *,
     options: SettingsOptions,
 ) -> None:
     """
-    Write a [records.mapping] for a file, by the names of its fields and the form of their values.
+    Suggest a [records.mapping] for a file, from the names of its fields and the form of their values.
 
-    It reads the first 1,000 records and shows none of their values. Look the mapping over, put it into your
-    configuration, and then: shipper validate FILE
+    Reads the first 1,000 records and shows none of their values. Review the mapping, add it to your configuration, and
+    run: shipper validate FILE
 
     Example: shipper mapping suggest export.csv
     """
-    target = checked_target(output)
+    target = check_target(output)
     settings = prepare(options)
-    mapping = suggested(path, settings)
+    mapping = suggest_mapping(path, settings)
+    if not mapping and not _is_utf8(path, settings):
+        raise SourceError(f"{path}: it is not UTF-8; convert it first, for example: iconv -f WINDOWS-1252 -t UTF-8")
     if not mapping:
         raise SourceError(
-            f"{path}: no field has a name that is known; is the first row of CSV a header? The 13 fields are "
+            f"{path}: no field has a known name; if it is CSV, is the first row a header? The 13 fields are "
             f"{', '.join(FIELDS)}: see [records.mapping] in docs/records.md"
         )
     write(f"{plain(mapping)}\n".encode(), target)
 
 
-def suggested(path: Path, settings: Settings) -> str:
+def suggest_mapping(path: Path, settings: Settings) -> str:
     """
-    Suggest a mapping for a file, in TOML; empty if no field has a name that is known, as these may be values.
+    Suggest a mapping for a file, as TOML; empty if no field has a known name, as the names may be values.
 
     Raises:
-        SourceError: It cannot be read.
+        SourceError: The file cannot be read.
     """
-    suggestions, left = _suggestions(path, settings)
-    if not any(found.path and not found.is_by_form for found in suggestions.values()):
+    found = _suggestions(path, settings)
+    if not any(suggestion.path and not suggestion.is_by_values for suggestion in found.by_field.values()):
         return ""
-    return "\n".join(["[records.mapping]", *_in_toml(suggestions), *_not_used(left)])
+    return "\n".join(["[records.mapping]", *_toml_lines(found.by_field), *_comments_on_others(found)])
 
 
-def missing_lines(path: Path, settings: Settings, lacking: Collection[str]) -> list[str]:
+def _is_utf8(path: Path, settings: Settings) -> bool:
+    with closing(open_input(path, settings)) as reader:
+        try:
+            getincrementaldecoder("utf-8")().decode(reader.content.pread(_SEARCHED_BYTES, 0))
+        except UnicodeDecodeError:
+            return False
+    return True
+
+
+def suggest_missing(path: Path, settings: Settings, lacking: Collection[str]) -> list[str]:
     """
-    Suggest what `records.mapping` of the settings lacks, as lines of that section; errors as for `suggested`.
+    Suggest lines to add to `records.mapping` of the settings; errors as for `suggest_mapping`.
 
     Args:
-        lacking: The fields that records do not have with this mapping.
+        lacking: Fields missing from records with the current mapping.
     """
-    in_use = settings.records.field_sources
-    fields = [field for field in FIELDS if field in lacking or (field in _OPTIONAL and field not in in_use)]
-    used = {column for field in FIELDS if field not in fields and field in in_use for column in in_use[field].paths}
-    suggestions, left = _suggestions(path, settings, fields, used)
-    lines = _in_toml({field: found for field, found in suggestions.items() if found.path})
-    return [*lines, *_not_used(left)] if lines else []
+    sources = settings.records.field_sources
+    fields = [field for field in FIELDS if field in lacking or (field in _OPTIONAL and field not in sources)]
+    used = {column for field in FIELDS if field not in fields and field in sources for column in sources[field].paths}
+    found = _suggestions(path, settings, fields, used)
+    lines = _toml_lines({field: suggestion for field, suggestion in found.by_field.items() if suggestion.path})
+    return [*lines, *_comments_on_others(found)] if lines else []
 
 
 def _suggestions(
     path: Path, settings: Settings, fields: Sequence[str] = FIELDS, used: Collection[str] = ()
-) -> tuple[dict[str, Suggestion], list[str]]:
-    from shipper.codec.suggest import suggest as suggestion_for
+) -> Suggestions:
+    from shipper.codec.suggest import suggest as suggest_sources
 
     records = islice(_records_of(path, settings), _RECORDS)
-    return suggestion_for(records, fields, used=used, assume_timezone=settings.records.assume_timezone)
+    return suggest_sources(records, fields, used=used, assume_timezone=settings.records.assume_timezone)
 
 
 def _records_of(path: Path, settings: Settings) -> Iterator[Mapping[str, Any]]:
     """
-    Read the records at the beginning of a file that can be read, as they are before any mapping.
+    Yield the unmapped records at the beginning of a file, skipping those that cannot be parsed.
 
-    What begins with no bracket is CSV, whatever its columns are called.
+    A file that does not begin with a bracket is read as CSV, whatever the names of its columns.
 
     Raises:
-        SourceError: It cannot be read.
+        SourceError: The file cannot be read.
     """
-    from shipper.codec.rows import read_document
-    from shipper.model.framing import CsvRows
-
     reader = open_input(path, settings)
     try:
         head = reader.content.pread(1024, 0).removeprefix(b"\xef\xbb\xbf").lstrip()
@@ -131,45 +142,62 @@ def _records_of(path: Path, settings: Settings) -> Iterator[Mapping[str, Any]]:
             reader.close()
             reader = open_input(path, replace(settings, input=replace(settings.input, format="csv")))
         while reader.offset < _BYTES and (chunk := reader.read(is_final=True)):
-            framing = chunk.stream.framing
-            for frame in framing.frames(chunk.data, 0):
-                is_header = isinstance(framing, CsvRows) and chunk.start_offset + frame.start < len(framing.header)
-                raw = chunk.data[frame.start : frame.end]
-                if not is_header and raw.strip() and (document := read_document(raw, framing)):
-                    yield document
+            for _, document in documents_in(chunk):
+                yield document
     finally:
         reader.close()
 
 
-def _in_toml(suggestions: Mapping[str, Suggestion]) -> list[str]:
-    """Write suggestions as lines of a configuration, with comments where they guess; what has no source comes last."""
-    from shipper.codec.suggest import FITTING
+def documents_in(chunk: Chunk) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the offset of each record of a chunk that can be parsed, and the record without a mapping."""
+    from shipper.codec.documents import read_document
+    from shipper.model.framing import CsvRows
 
-    lines, remarks = [], []
-    for field, found in suggestions.items():
-        if not found.path:
-            instead = f"; {_NO_SOURCE[field]}" if field in _NO_SOURCE else ""
-            remarks.append(f'# {field} = "?"  # nothing looks like it{instead}')
-        elif found.fit < FITTING and field == "EventId":
-            remarks.append(f"# {field} = {toml_value(found.path)}  # its values are no UUIDs; {_DERIVED}")
-        elif found.fit < FITTING:
-            lines.append(_with_other_values(field, found))
-        elif found.path != field:
-            why = "  # a guess, by the form of its values" if found.is_by_form else ""
-            lines.append(f"{field} = {toml_value(found.path)}{why}")
-    return [*lines, *remarks]
+    framing = chunk.stream.framing
+    for frame in framing.frames(chunk.data, 0):
+        is_header = isinstance(framing, CsvRows) and chunk.start_offset + frame.start < len(framing.header)
+        raw = chunk.data[frame.start : frame.end]
+        if not is_header and raw.strip() and (document := read_document(raw, framing)):
+            yield chunk.start_offset + frame.start, document
 
 
-def _with_other_values(field: str, found: Suggestion) -> str:
-    """Write a suggestion by the name alone, with what to do about the values."""
-    path = toml_value(found.path)
+def _toml_lines(suggestions: Mapping[str, Suggestion]) -> list[str]:
+    """Return suggestions as lines of TOML, with comments on guesses; fields without a source come last."""
+    from shipper.codec.suggest import FIT_MIN
+
+    lines, comments = [], []
+    for field, suggestion in suggestions.items():
+        path = toml_value(suggestion.path)
+        if not suggestion.path:
+            alternative = f"; {_NO_SOURCE[field]}" if field in _NO_SOURCE else ""
+            comments.append(f'# {field} = "?"  # no similar field{alternative}')
+        elif suggestion.fit < FIT_MIN and field == "EventId":
+            comments.append(f"# {field} = {path}  # its values are not UUIDs; {_DERIVED}")
+        elif suggestion.fit < FIT_MIN:
+            lines.append(_line_matched_by_name(field, suggestion))
+        elif suggestion.path != field:
+            comment = "  # guessed from its values" if suggestion.is_by_values else ""
+            lines.append(f"{field} = {path}{comment}")
+    return [*lines, *comments]
+
+
+def _line_matched_by_name(field: str, suggestion: Suggestion) -> str:
+    """Return the line of a source whose values do not fit, with what to do about them."""
+    path = toml_value(suggestion.path)
     if field in _CODES:
-        return f"{field} = {{ from = {path}, values = {{}} }}  # by its name; list its codes: {{ {_CODES[field]} }}"
-    if found.is_local:
-        return f"{field} = {path}  # its times have no offset: set records.assume_timezone"
-    why = "write its times as 2026-03-01 14:05:09" if field == "Timestamp" else f"its values are not those of {field}"
-    return f"{field} = {path}  # by its name; {why}"
+        return f"{field} = {{ from = {path}, values = {{}} }}  # matched by name; list its codes: {{ {_CODES[field]} }}"
+    if suggestion.is_local:
+        guessed = "guessed from its values; " if suggestion.is_by_values else ""
+        return f"{field} = {path}  # {guessed}its times have no offset: set records.assume_timezone"
+    advice = "write its times as 2026-03-01 14:05:09" if field == "Timestamp" else f"its values do not fit {field}"
+    return f"{field} = {path}  # matched by name; {advice}"
 
 
-def _not_used(paths: Sequence[str]) -> list[str]:
-    return [f"# not used, see records.unknown_fields: {', '.join(map(printable, paths))}"] if paths else []
+def _comments_on_others(found: Suggestions) -> list[str]:
+    comments = []
+    if found.unused:
+        comments.append(f"# not used, see records.unknown_fields: {', '.join(map(printable, found.unused))}")
+    if found.unnameable:
+        names = ", ".join(repr(printable(name)) for name in found.unnameable)
+        comments.append(f"# left out, as a name is empty or has a dot in an object; rename them: {names}")
+    return comments

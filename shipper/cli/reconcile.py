@@ -1,4 +1,4 @@
-"""`shipper reconcile ACCOUNT START END`: the ledger against the report's registrations."""
+"""`shipper reconcile ACCOUNT START END`: compares the ledger with the report's registrations."""
 
 from __future__ import annotations
 
@@ -13,43 +13,41 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from shipper.cli.commands import flag, option
 from shipper.cli.common import (
     OutputOption,
     SettingsOptions,
     format_option,
     prepare,
     readable_state,
-    run_async,
     say,
     several,
-    with_settings_options,
 )
-from shipper.cli.ledger import TimezoneOption, first_complete_day, read_dead_letters, read_rows
-from shipper.cli.report.fetching import check, gather, print_failures
-from shipper.cli.report.keeping import opened_if_usable, read
+from shipper.cli.ledger import TimezoneOption
+from shipper.cli.report.common import fetch_reports, open_history_if_usable
 from shipper.cli.report.options import (
     AccountArgument,
     AllowPartialOption,
-    ConcurrencyOption,
     EndArgument,
-    RequestRateOption,
+    RequestOptions,
     SplitOption,
     StartArgument,
     days_between,
 )
-from shipper.cli.report.output import check_partial
-from shipper.cli.writing import checked_target, printed, write
+from shipper.cli.report.show import check_partial
+from shipper.cli.writing import capture, check_target, write
 from shipper.config.settings import Settings
 from shipper.model.errors import ConfigError
 from shipper.model.units import iso
 
 if TYPE_CHECKING:
     from shipper.report.document import FetchedReport
-    from shipper.report.fetching import Outcome, Part
+    from shipper.report.fetching import Outcome
     from shipper.report.history import History
-    from shipper.report.ledger_table import Attributed
+    from shipper.report.ledger import DeadLetterCounts
+    from shipper.report.ranges import Part
+    from shipper.report.reconcile.model import Excluded, Period, Reconciliation
     from shipper.report.reconcile.owners import Owners
-    from shipper.report.reconcile.rows import Hole, Period, Reconciliation
 
 Form = Literal["table", "csv", "json", "html", "xlsx"]
 _EXIT_CODES: Final[Mapping[str, int]] = MappingProxyType(
@@ -57,13 +55,9 @@ _EXIT_CODES: Final[Mapping[str, int]] = MappingProxyType(
 )
 _ALARM: Final = 6
 _PERCENT: Final = re.compile(r"(-\d{1,3}(?:\.\d{1,6})?|0)%?", re.ASCII)
-_NOT_FETCHED: Final = "its report could not be fetched"
-_NOT_BEGUN: Final = "no report was fetched"
-_NOT_KEPT: Final = "their counts are past state.ledger_retention_days"
 _MAY_HAVE_ARRIVED: Final = ("rejected", "ambiguous")  # dead letters of these classes were sent
 
 
-@with_settings_options
 def reconcile(
     account: AccountArgument,
     start: StartArgument,
@@ -72,94 +66,76 @@ def reconcile(
     timezone: TimezoneOption = "UTC",
     settle_days: Annotated[
         int,
-        typer.Option(
-            "--settle-days",
-            min=0,
-            max=3660,
-            metavar="N",
-            help="Differences of a day that ended less than N days ago are not judged yet.",
-        ),
+        option("N", "Do not judge differences of days that ended less than N days ago.", min=0, max=3660),
     ] = 2,
     boundary_hours: Annotated[
         int,
-        typer.Option(
-            "--boundary-hours",
-            min=0,
-            max=12,
-            metavar="N",
-            help="A record within N hours of the end of a day may count for the next day.",
-        ),
+        option("N", "Records within N hours of midnight may count for the neighbouring day.", min=0, max=12),
     ] = 2,
     alarm_below: Annotated[
         str,
-        typer.Option(
-            "--alarm-below",
-            metavar="PERCENT",
-            help="Alarm only if the platform took back more of a marketing source than this, such as -5%.",
+        option(
+            "PERCENT",
+            "Alarm only if the platform took back a larger share of a marketing source's registrations than this, such "
+            "as -5%.",
         ),
     ] = "0%",
     form: Annotated[Form, format_option("table, csv, json, html or xlsx.")] = "table",
     output: OutputOption = "",
     allow_partial: AllowPartialOption = False,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Also list what agrees, and records of other accounts.")
-    ] = False,
-    concurrency: ConcurrencyOption = 4,
-    rate: RequestRateOption = 0.0,
+    everything: Annotated[bool, flag("Also list rows that agree, and records of other accounts.", "--all")] = False,
     *,
+    requests: RequestOptions,
     options: SettingsOptions,
 ) -> None:
     """
-    Compare the registrations in an account's report with what the service accepted, and say what explains differences.
+    Compare the registrations in an account's report with what the service accepted, and explain the differences.
 
-    The fetched reports are kept as by `shipper report fetch`, so that later restatements are recognised.
+    Fetched reports are stored, as by `shipper report fetch`, so that later restatements are recognised.
     Exit codes: 0 agree, explained or nothing to compare; 6 the same, but the platform took registrations back;
-    3 differences; 4 not yet judged, run it again later; 1 incomplete: something could not be compared.
+    3 differences; 4 not yet judged: run it again later; 1 incomplete: something could not be compared.
 
     Example: shipper reconcile 1001 2026-10 --timezone Europe/Malta
     """
     from shipper.report.days import days_of_zone
     from shipper.report.exports import check_installed
-    from shipper.report.fetching import Outcome, parts_of
-    from shipper.report.ranges import DateRange
+    from shipper.report.fetching import Outcome
+    from shipper.report.ledger import first_complete_day, read_dead_letters, read_range
+    from shipper.report.ranges import DateRange, parts_of
     from shipper.report.reconcile.compare import reconcile as compare
-    from shipper.report.reconcile.rows import Hole
-    from shipper.report.reconcile.words import findings, headlines
+    from shipper.report.reconcile.model import Excluded
+    from shipper.report.reconcile.summary import findings, headlines
 
     days = days_of_zone(timezone)
     today = days.today(time.time())
-    wanted = days_between(start, end, today)
-    asked = parts_of([account], *wanted, split)
-    parts = [part for part in asked if part.days.start <= today]
-    later = asked[len(parts) :]
-    share = _share(alarm_below)
-    target = checked_target(output, form)
+    span = days_between(start, end, today)
+    for day in span:
+        days.day_of(f"{day}T12")  # raise before fetching if the zone is unusable
+    requested = parts_of([account], span, split)
+    parts = [part for part in requested if part.days.start <= today]
+    share = _parse_share(alarm_below)
+    target = check_target(output, form)
     settings = readable_state(prepare(options, needs="report"))
     check_installed(form)
     owners = _owners(settings, account)
-    for day in wanted:
-        days.day_of(f"{day}T12")  # a zone that will not do is told before anything is fetched
-
     _check_ledger(settings)
-    owners = _as_counted(owners, settings.state.directory)
-    unknown = "neither what was restated nor the sources of earlier reports are recognised"
-    with opened_if_usable(settings, unknown) as history:
-
-        def use(part: Part, fetched: FetchedReport) -> Period:
-            return _period(part, fetched, history)
-
+    owners = owners._replace(affiliates=_by_ledger_name(owners.affiliates, settings.state.directory))
+    consequence = "restatements, and sources of earlier reports, are not recognised"
+    with open_history_if_usable(settings, consequence) as history:
         outcome: Outcome[Period] = Outcome([], [], [])
         if parts:
-            outcome = run_async(lambda: gather(settings, parts, use, concurrency=concurrency, rate=rate))
+            outcome = fetch_reports(settings, parts, lambda part, fetched: _period(part, fetched, history), requests)
         if history is not None:
             owners = owners._replace(named=history.sources())
-    print_failures(outcome)
     if parts and not outcome.reports:
         raise typer.Exit(1)
-    rows = read_rows(settings, wanted)
+    rows = read_range(settings, span)
     complete_from = first_complete_day(settings, days)
     letters = read_dead_letters(settings, _MAY_HAVE_ARRIVED)
-    found = compare(
+    excluded = _not_compared(outcome, complete_from)
+    if later := requested[len(parts) :]:
+        excluded.append(Excluded("not begun", DateRange(later[0].days.start, span.end), "no report was fetched"))
+    result = compare(
         account,
         [period for part, period in outcome.reports if complete_from is None or part.days.start >= complete_from],
         {(row.hour, row.brand_id, row.affiliate_id, row.media): row.accepted for row in rows},
@@ -168,152 +144,132 @@ def reconcile(
         today=today,
         settle_days=settle_days,
         owners=owners,
-        holes=_holes(outcome, complete_from),
-        later=Hole(DateRange(later[0].days.start, wanted.end), _NOT_BEGUN) if later else None,
+        excluded=excluded,
         boundary_hours=boundary_hours,
         alarm_below=share,
     )
-    notes = _notes(settings, letters, found)
-    check_partial(target, is_partial=not found.is_complete, is_allowed=allow_partial)
-    write(_rendered(form, found, notes, target, shows_all=everything), target, form=form)
+    notes = _notes(settings, letters, result)
+    check_partial(target, is_partial=bool(result.not_compared), is_allowed=allow_partial)
+    write(_render(form, result, notes, target, shows_all=everything), target, form=form)
     if form == "csv" or target is not None:
-        say("\n".join([*headlines(found), *(f"note: {said}" for said in findings(found))]))
-    code = _EXIT_CODES[found.verdict]
-    raise typer.Exit(_ALARM if found.is_alarmed and code in {0, _EXIT_CODES["not yet judged"]} else code)
+        say("\n".join([*headlines(result), *(f"note: {finding}" for finding in findings(result))]))
+    code = _EXIT_CODES[result.verdict]
+    raise typer.Exit(_ALARM if result.is_alarmed and code in {0, _EXIT_CODES["not yet judged"]} else code)
 
 
-def _share(text: str) -> Decimal:
-    """
-    Read a share of 0 or less.
-
-    Raises:
-        typer.BadParameter: It is none.
-    """
-    found = _PERCENT.fullmatch(text)
-    if found is None:
+def _parse_share(text: str) -> Decimal:
+    """Parse a percentage of 0 or less; raise typer.BadParameter if it is invalid."""
+    match = _PERCENT.fullmatch(text)
+    if match is None:
         raise typer.BadParameter(f"{text!r} is not a percentage of 0 or less, such as -5%", param_hint="--alarm-below")
-    return Decimal(found[1]) / 100
+    return Decimal(match[1]) / 100
 
 
 def _owners(settings: Settings, account: int) -> Owners:
-    """
-    Read from the settings whose records are whose.
-
-    Raises:
-        ConfigError: The file of accounts cannot be used.
-    """
+    """Return the owners of records according to the settings; raise ConfigError if their file is unusable."""
     from shipper.report.reconcile.owners import Owners, read_owners
 
     assert settings.report is not None
     path = settings.report.accounts
     owners = read_owners(path) if path is not None else Owners()
-    return owners.giving(account, settings.report.media)
+    return owners._replace(media={**owners.media, **dict.fromkeys(settings.report.media, account)})
 
 
-def _as_counted(owners: Owners, directory: Path) -> Owners:
-    from shipper.state.affiliates import counted_as, read_or_draw_key
+def _by_ledger_name(affiliates: Mapping[str, int], directory: Path) -> dict[str, int]:
+    from shipper.state.affiliates import affiliate_namer, read_or_generate_key
 
-    name = counted_as(read_or_draw_key(directory))
-    return owners._replace(affiliates={name(each): owner for each, owner in owners.affiliates.items()})
+    name = affiliate_namer(read_or_generate_key(directory))
+    return {name(affiliate): owner for affiliate, owner in affiliates.items()}
 
 
 def _check_ledger(settings: Settings) -> None:
-    """
-    Check that there is a ledger to compare with: a wrong directory would agree with every empty report.
-
-    Raises:
-        ConfigError: Nothing was ever shipped from the state directory.
-        StateError: The state cannot be read.
-    """
-    from shipper.status.overview import look_at
+    """Raise ConfigError if the directory has no state: a wrong directory would agree with every empty report."""
+    from shipper.state.schema import open_for_reading
 
     directory = settings.state.directory
-    if look_at(directory) is None:
+    open_for_reading(directory).close()
+    if not (directory / "state.db").exists():
         raise ConfigError(
-            f"{directory} has no ledger: no shipper has used it yet, so there is nothing to compare with; "
-            "name the state directory of the shipper that sends the records",
+            f"{directory} has no ledger: no shipper has used it yet, so there is nothing to compare; "
+            "use the state directory of the shipper that sends the records",
             key="state.directory",
         )
 
 
-def _holes(outcome: Outcome[Period], complete_from: date | None) -> list[Hole]:
-    """List the periods that cannot be compared: there is no report, or the ledger has no counts of them any more."""
-    from shipper.report.reconcile.rows import Hole
+def _not_compared(outcome: Outcome[Period], complete_from: date | None) -> list[Excluded]:
+    """Return the periods without a report, or whose counts in the ledger have expired, ascending."""
+    from shipper.report.reconcile.model import Excluded
 
-    missing = [*(part.days for part, _ in outcome.failed), *(part.days for part in outcome.left_out)]
-    holes = [Hole(days, _NOT_FETCHED) for days in missing]
+    missing = [*(part.days for part, _ in outcome.failed), *(part.days for part in outcome.not_requested)]
+    excluded = [Excluded("not compared", days, "its report could not be fetched") for days in missing]
     if complete_from is not None:
-        holes += [Hole(part.days, _NOT_KEPT) for part, _ in outcome.reports if part.days.start < complete_from]
-    return sorted(holes)
+        excluded += [
+            Excluded("not compared", part.days, "their counts have expired (state.ledger_retention_days)")
+            for part, _ in outcome.reports
+            if part.days.start < complete_from
+        ]
+    return sorted(excluded)
 
 
 def _period(part: Part, fetched: FetchedReport, history: History | None) -> Period:
-    """Keep a report, and read what was fetched before for the same days, once they were over."""
+    """Store a report; return it with earlier versions that were fetched after its days were over."""
     from shipper.model.errors import ReportError
-    from shipper.report.checks import TOLERANCE, check_period
-    from shipper.report.reconcile.rows import Period
+    from shipper.report.checks import check_fetched, check_period
+    from shipper.report.reconcile.model import Period
 
     for finding in check_period(fetched.report, part.days):
         raise ReportError(f"{part}: {finding.message}")
-    findings = [each for each in check(part, fetched, TOLERANCE).findings if each.severity != "info"]
-    if history is None:
-        return Period(part.days, fetched.report, findings=findings)
-    assert fetched.fetched_at is not None, "it came from the service"
-    added = history.add(part.account, *part.days, fetched.body, fetched.fetched_at)
-    over = datetime.combine(part.days.end, datetime.max.time(), UTC).timestamp()
-    others = [
-        each
-        for each in history.versions(part.account, *part.days)
-        if each.number != added.version.number and each.last_fetched_at > over
-    ]
-    return Period(part.days, fetched.report, [read(history, each).report for each in others], findings)
+    findings = [finding for finding in check_fetched(part, fetched).findings if finding.severity != "info"]
+    earlier = []
+    if history is not None:
+        version = history.add(part, fetched)
+        over = datetime.combine(part.days.end, datetime.max.time(), UTC).timestamp()
+        earlier = [
+            history.report(other).report
+            for other in history.versions(part)
+            if other.number != version.number and other.last_fetched_at > over
+        ]
+    return Period(part.days, fetched.report, earlier, findings)
 
 
-def _notes(settings: Settings, letters: Attributed, found: Reconciliation) -> list[str]:
-    from shipper.report.reconcile.words import totals_of
+def _notes(settings: Settings, letters: DeadLetterCounts, result: Reconciliation) -> list[str]:
     from shipper.state.ledger import read_ledger
-    from shipper.status.overview import look_at
+    from shipper.status.overview import read_overview
 
-    overview = look_at(settings.state.directory)
-    assert overview is not None, "it was checked before anything was fetched"
+    overview = read_overview(settings.state.directory)
     notes = []
-    pending = sum(each.lag_bytes for each in overview.streams) + overview.spool.lag_bytes
+    pending = overview.total_lag_bytes
     if pending:
-        are = several(pending, "byte of the inputs is", "bytes of the inputs are")
+        pending_bytes = several(pending, "byte of the inputs is", "bytes of the inputs are")
         notes.append(
-            f"Pending: {are} not settled yet; what is in them is not in the ledger, "
-            "though the service may count some of it already."
+            f"Pending: {pending_bytes} not settled yet; their records are not in the ledger, "
+            "although the service may already count some of them."
         )
     if overview.unreachable_bytes:
         lost = several(overview.unreachable_bytes, "byte of inputs was gone", "bytes of inputs were gone")
         notes.append(f"{lost} before they were read.")
     if letters.unattributed:
         notes.append(f"Unattributed dead letters: {letters.unattributed:,}; their day, brand or media cannot be read.")
-    if totals_of(found.rows).surplus:
+    if result.totals.surplus:
         unknown = overview.accepted - sum(row.accepted for row in read_ledger(settings.state.directory))
         if unknown > 0:
             accepted = several(unknown, "record was accepted", "records were accepted")
-            notes.append(f"{accepted} before the ledger begins; none of that is counted in it.")
+            notes.append(f"{accepted} before the ledger begins, and are not counted in it.")
     return notes
 
 
-def _rendered(
-    form: Form, found: Reconciliation, notes: Sequence[str], target: Path | None, *, shows_all: bool
-) -> bytes:
-    from shipper.report.reconcile import forms as forms
+def _render(form: Form, result: Reconciliation, notes: Sequence[str], target: Path | None, *, shows_all: bool) -> bytes:
+    from shipper.report.exports import to_csv
+    from shipper.report.reconcile import page, render
 
     match form:
         case "csv":
-            from shipper.report.exports import to_csv
-
-            return to_csv(forms.flat_table(found, shows_elsewhere=shows_all))
+            return to_csv(render.flat_table(result, shows_others=shows_all))
         case "json":
-            return forms.to_json(found, notes, shows_elsewhere=shows_all)
+            return render.to_json(result, notes, shows_others=shows_all)
         case "xlsx":
             created = datetime.fromtimestamp(time.time(), UTC)
-            return forms.to_workbook(found, notes, shows_elsewhere=shows_all, created=created)
+            return render.to_workbook(result, notes, shows_others=shows_all, created=created)
         case "html":
-            from shipper.report.reconcile.page import render_page
-
-            return render_page(found, notes, made_at=iso(time.time()), shows_all=shows_all).encode()
-    return printed(lambda console: forms.print_table(found, notes, console, shows_all=shows_all), target)
+            return page.render_page(result, notes, made_at=iso(time.time()), shows_all=shows_all).encode()
+    return capture(lambda console: render.print_table(result, notes, console, shows_all=shows_all), target)

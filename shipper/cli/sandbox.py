@@ -7,7 +7,7 @@ import time
 from binascii import crc32
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -15,7 +15,6 @@ from shipper.cli.common import plain, run_async
 from shipper.cli.config import toml_value
 from shipper.model.errors import ConfigError
 from shipper.sandbox.options import (
-    IN_MEMORY,
     AnswerShape,
     CallLimit,
     Figures,
@@ -32,194 +31,129 @@ if TYPE_CHECKING:
     from shipper.sandbox.server import Access
     from shipper.sandbox.service import RequestEntry
 
-_DEFAULT: Final = SandboxOptions()
-_OWN: Final = b"# Written by `shipper sandbox`"
-
-
-def _option(*spellings: str, metavar: str, text: str, panel: str = "", **bounds: Any) -> Any:
-    return typer.Option(*spellings, metavar=metavar, help=text, rich_help_panel=panel or None, **bounds)
-
-
+_HEADER: Final = b"# Written by `shipper sandbox`"
 _ANSWERS: Final = "Answers"
 _LIMITS: Final = "Limits and waits"
 _ACCESS: Final = "Keys, tokens and clocks"
 _FAULTS: Final = "Faults"
 
 
-def sandbox(
-    host: Annotated[str, _option("--host", metavar="ADDRESS", text="Loopback address to listen on.")] = _DEFAULT.host,
-    port: Annotated[
-        int, _option("--port", metavar="N", text="The port; 0 = any free one.", min=0, max=65535)
-    ] = _DEFAULT.port,
+def _option(panel: str | None, metavar: str, text: str, *spellings: str, **bounds: Any) -> Any:
+    return typer.Option(*spellings, metavar=metavar, help=text, rich_help_panel=panel, **bounds)
+
+
+def _flag(panel: str | None, text: str, *spellings: str) -> Any:
+    return typer.Option(*spellings, help=text, rich_help_panel=panel)
+
+
+class Flags(NamedTuple):
+    """The options of the command; those named like a field of `SandboxOptions` set that field."""
+
+    host: Annotated[str, _option(None, "ADDRESS", "Loopback address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, _option(None, "N", "The port; 0 = any free one.", min=0, max=65535)] = 8080
     output: Annotated[
         Path | None,
         _option(
+            None,
+            "FILE",
+            "Write a configuration for this sandbox (mode 0600).",
             "--output",
             "-o",
             "--write-config",
-            metavar="FILE",
-            text="Write a configuration for this sandbox there (mode 0600).",
         ),
-    ] = None,
-    store: Annotated[
-        Path | None, _option("--store", metavar="FILE", text="Keep the events in this file, not in memory.")
-    ] = None,
-    blackhole: Annotated[
-        bool, typer.Option("--blackhole", help="Count events; neither validate nor keep them.")
-    ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each request to stderr, on one line.")] = False,
+    ] = None
+    store: Annotated[Path | None, _option(None, "FILE", "Store events in this file instead of in memory.")] = None
+    blackhole: Annotated[bool, _flag(None, "Only count events; do not validate or store them.", "--blackhole")] = False
+    verbose: Annotated[bool, _flag(None, "Log each request to stderr, on one line.", "--verbose", "-v")] = False
+
     profile: Annotated[
         Profile,
         _option(
-            "--profile",
-            metavar="NAME",
-            text="document: the documented rules; strict: also what is publicly known.",
-            panel=_ANSWERS,
+            _ANSWERS, "NAME", "document: the documented rules; strict: also publicly known rules of such services."
         ),
-    ] = _DEFAULT.profile,
+    ] = Profile.DOCUMENT
     rejection: Annotated[
         Rejection,
-        _option(
-            "--rejection",
-            metavar="WHAT",
-            text="partial: a bad event is refused, the others are accepted; whole: all are refused.",
-            panel=_ANSWERS,
-        ),
-    ] = _DEFAULT.rejection,
+        _option(_ANSWERS, "WHAT", "A batch with bad events: partial: refuse only these; whole: refuse all events."),
+    ] = Rejection.PARTIAL
     answer: Annotated[
         AnswerShape,
-        _option(
-            "--answer",
-            metavar="FORM",
-            text="counts: 202; created: 201; empty: 200; no-content: 204; per-event: 207.",
-            panel=_ANSWERS,
-        ),
-    ] = _DEFAULT.answer,
-    repeats: Annotated[
-        Repeats,
-        _option("--repeats", metavar="WHAT", text="ignore, reject or accept a repeated EventId.", panel=_ANSWERS),
-    ] = _DEFAULT.repeats,
+        _option(_ANSWERS, "FORM", "counts: 202; created: 201; empty: 200; no-content: 204; per-event: 207."),
+    ] = AnswerShape.COUNTS
+    repeats: Annotated[Repeats, _option(_ANSWERS, "WHAT", "ignore, reject or accept a repeated EventId.")] = (
+        Repeats.IGNORE
+    )
     account_id: Annotated[
-        int,
-        _option(
-            "--account-id",
-            metavar="N",
-            text="The affiliate account that has a report.",
-            panel=_ANSWERS,
-            min=1,
-            max=2**63 - 1,
-        ),
-    ] = _DEFAULT.account_id,
+        int, _option(_ANSWERS, "N", "The affiliate account that has a report.", min=1, max=2**63 - 1)
+    ] = 1001
     figures: Annotated[
         Figures,
-        _option(
-            "--figures",
-            metavar="WHAT",
-            text="Figures of the report besides registrations: received: zero; seeded: invented.",
-            panel=_ANSWERS,
-        ),
-    ] = _DEFAULT.figures,
-    seed: Annotated[
-        int,
-        _option("--seed", metavar="N", text="For invented figures, jitter, and faults by chance.", panel=_ANSWERS),
-    ] = _DEFAULT.seed,
+        _option(_ANSWERS, "WHAT", "Report figures other than registrations: received: zero; seeded: invented."),
+    ] = Figures.RECEIVED
+    seed: Annotated[int, _option(_ANSWERS, "N", "Seed for invented figures, jitter and random faults.")] = 1
+
     rate_limit: Annotated[
-        str | None,
-        _option("--rate-limit", metavar="CALLS/SECONDS", text="Above it: 429 with Retry-After.", panel=_LIMITS),
-    ] = None,
+        str | None, _option(_LIMITS, "CALLS/SECONDS", "Limit of requests; above it: 429 with Retry-After.")
+    ] = None
     quota: Annotated[
-        str | None,
-        _option("--quota", metavar="CALLS/SECONDS", text="Above it: 403 with Retry-After.", panel=_LIMITS),
-    ] = None,
+        str | None, _option(_LIMITS, "CALLS/SECONDS", "Quota of requests; above it: 403 with Retry-After.")
+    ] = None
     token_limit: Annotated[
-        str,
-        _option(
-            "--token-limit",
-            metavar="CALLS/SECONDS",
-            text="Calls to the token endpoint; above it: 429.",
-            panel=_LIMITS,
-        ),
-    ] = "/".join(map(str, _DEFAULT.token_limit)),
-    retry_after: Annotated[
-        RetryAfter,
-        _option("--retry-after", metavar="FORM", text="seconds or date: the form of Retry-After.", panel=_LIMITS),
-    ] = _DEFAULT.retry_after,
-    max_body_bytes: Annotated[
-        int,
-        _option("--max-body-bytes", metavar="N", text="Size limit of a body; above it: 413.", panel=_LIMITS, min=1),
-    ] = _DEFAULT.max_body_bytes,
-    accept_gzip: Annotated[
-        bool,
-        typer.Option("--accept-gzip", help="Accept gzip bodies instead of answering 415.", rich_help_panel=_LIMITS),
-    ] = False,
-    latency_seconds: Annotated[
-        float,
-        _option("--latency-seconds", metavar="S", text="Wait before each answer.", panel=_LIMITS, min=0, max=3600),
-    ] = 0.0,
+        str, _option(_LIMITS, "CALLS/SECONDS", "Limit of requests to the token endpoint; above it: 429.")
+    ] = "60/60"
+    retry_after: Annotated[RetryAfter, _option(_LIMITS, "FORM", "Form of Retry-After: seconds or date.")] = (
+        RetryAfter.SECONDS
+    )
+    max_body_bytes: Annotated[int, _option(_LIMITS, "N", "Size limit of a request body; above it: 413.", min=1)] = (
+        2 * 1024 * 1024
+    )
+    accept_gzip: Annotated[bool, _flag(_LIMITS, "Accept gzip bodies instead of answering 415.", "--accept-gzip")] = (
+        False
+    )
+    latency_seconds: Annotated[float, _option(_LIMITS, "S", "Delay before each answer.", min=0, max=3600)] = 0.0
     jitter_seconds: Annotated[
-        float,
-        _option("--jitter-seconds", metavar="S", text="Random addition to the wait.", panel=_LIMITS, min=0, max=3600),
-    ] = 0.0,
-    subscription_key: Annotated[
-        str, _option("--subscription-key", metavar="KEY", text="The primary key.", panel=_ACCESS)
-    ] = _DEFAULT.subscription_key,
-    secondary_key: Annotated[
-        str, _option("--secondary-key", metavar="KEY", text="The secondary key.", panel=_ACCESS)
-    ] = _DEFAULT.secondary_key,
+        float, _option(_LIMITS, "S", "Maximum random addition to the delay.", min=0, max=3600)
+    ] = 0.0
+
+    subscription_key: Annotated[str, _option(_ACCESS, "KEY", "The primary key.")] = "sandbox-subscription-key"
+    secondary_key: Annotated[str, _option(_ACCESS, "KEY", "The secondary key.")] = "sandbox-secondary-key"
     token_lifetime_seconds: Annotated[
-        int,
-        _option(
-            "--token-lifetime-seconds",
-            metavar="S",
-            text="Lifetime of the tokens of the token endpoint.",
-            panel=_ACCESS,
-            min=1,
-            max=10**9,
-        ),
-    ] = _DEFAULT.token_lifetime_seconds,
+        int, _option(_ACCESS, "S", "Lifetime of tokens from the token endpoint.", min=1, max=10**9)
+    ] = 3600
     token_skew_seconds: Annotated[
         float,
         _option(
-            "--token-skew-seconds",
-            metavar="S",
-            text="How far the token endpoint's clock is ahead.",
-            panel=_ACCESS,
-            min=-(10**9),
-            max=10**9,
+            _ACCESS, "S", "How far the token endpoint's clock is ahead of this machine's.", min=-(10**9), max=10**9
         ),
-    ] = 0.0,
+    ] = 0.0
     clock_offset_seconds: Annotated[
-        float,
-        _option(
-            "--clock-offset-seconds",
-            metavar="S",
-            text="How far the service's clock is ahead of this machine's.",
-            panel=_ACCESS,
-            min=-(10**9),
-            max=10**9,
-        ),
-    ] = 0.0,
-    faults: Annotated[
-        Path | None, _option("--faults", metavar="FILE", text="A fault script, TOML or (*.json) JSON.", panel=_FAULTS)
-    ] = None,
-    fault: Annotated[
-        list[str] | None,
-        _option("--fault", metavar="RULE", text="One rule, such as 'reset every=7 when=after'.", panel=_FAULTS),
-    ] = None,
-    chaos: Annotated[
-        float,
-        _option(
-            "--chaos", metavar="SHARE", text="Share of requests that fail in some way.", panel=_FAULTS, min=0, max=1
-        ),
-    ] = 0.0,
-) -> None:
-    """
-    Run the service on this machine: no account is needed, and no data leaves the machine.
+        float, _option(_ACCESS, "S", "How far the service's clock is ahead of this machine's.", min=-(10**9), max=10**9)
+    ] = 0.0
 
-    It checks keys and tokens, accepts batches of events, makes the daily report from them, and fails on demand. It
+    faults: Annotated[Path | None, _option(_FAULTS, "FILE", "A fault script, TOML or (*.json) JSON.")] = None
+    fault: Annotated[
+        list[str] | None, _option(_FAULTS, "RULE", "One fault rule, such as 'reset every=7 when=after'.")
+    ] = None
+    chaos: Annotated[float, _option(_FAULTS, "SHARE", "Share of requests that fail, from 0 to 1.", min=0, max=1)] = 0.0
+
+    def options(self) -> SandboxOptions:
+        shared = {name: value for name, value in self._asdict().items() if name in SandboxOptions.__struct_fields__}
+        for name in ("rate_limit", "quota", "token_limit"):
+            if shared[name] is not None:
+                shared[name] = CallLimit.parse(shared[name], key=f"--{name.replace('_', '-')}")
+        if self.store is not None:
+            shared["store_path"] = str(self.store)
+        return SandboxOptions(**shared)
+
+
+def sandbox(flags: Flags) -> None:
+    """
+    Simulate the service on this machine: no account is needed, and no data leaves the machine.
+
+    It checks keys and tokens, accepts batches of events, generates the daily report, and fails on demand. It
     prints its address and a configuration that points at it. Ctrl-C ends it.
 
-    Example: a rehearsal, each line but the first in a second terminal:
+    Example: run the first line in one terminal and the others in a second one:
 
     \b
       shipper sandbox -o shipper.toml --figures seeded
@@ -242,79 +176,51 @@ def sandbox(
     """
     from shipper.sandbox.server import serve
 
-    options = SandboxOptions(
-        host=host,
-        port=port,
-        account_id=account_id,
-        subscription_key=subscription_key,
-        secondary_key=secondary_key,
-        store_path=str(store) if store else IN_MEMORY,
-        blackhole=blackhole,
-        profile=profile,
-        rejection=rejection,
-        answer=answer,
-        repeats=repeats,
-        figures=figures,
-        rate_limit=CallLimit.parse(rate_limit, key="--rate-limit") if rate_limit is not None else None,
-        quota=CallLimit.parse(quota, key="--quota") if quota is not None else None,
-        retry_after=retry_after,
-        max_body_bytes=max_body_bytes,
-        accept_gzip=accept_gzip,
-        latency_seconds=latency_seconds,
-        jitter_seconds=jitter_seconds,
-        token_lifetime_seconds=token_lifetime_seconds,
-        token_skew_seconds=token_skew_seconds,
-        token_limit=CallLimit.parse(token_limit, key="--token-limit"),
-        clock_offset_seconds=clock_offset_seconds,
-        seed=seed,
-    )
-    script = _script(faults, fault or [], chaos, seed=seed)
+    options = flags.options()
+    script = _script(flags)
 
     def announce(access: Access) -> None:
-        where = "Configuration" if output is None else _write_configuration(output, access)
-        print(_welcome(access, where, now_seconds=time.time() + clock_offset_seconds), flush=True)
+        where = "Configuration" if flags.output is None else _write_configuration(flags.output, access)
+        print(_welcome(access, where, now_seconds=time.time() + flags.clock_offset_seconds), flush=True)
 
-    async def run() -> None:
-        await serve(options, script, clock=time.time, announce=announce, observe=_logging() if verbose else None)
-
-    run_async(run)
+    observe = _log_requests() if flags.verbose else None
+    run_async(lambda: serve(options, script, clock=time.time, announce=announce, observe=observe))
 
 
-def _logging() -> Callable[[RequestEntry], None]:
-    """Return what logs a request: no header, no body, and of the address only the path."""
+def _log_requests() -> Callable[[RequestEntry], None]:
+    """Return a function that logs requests: only the path of the address, no headers, no body."""
     import structlog
 
     from shipper.status.logs import configure_logs
 
-    configure_logs("debug", "auto", now=time.monotonic)  # above debug, lines of one kind are left out
+    configure_logs("debug", "auto", now=time.monotonic)  # only level debug writes all lines of an event
     log = structlog.get_logger("sandbox")
 
     def observe(entry: RequestEntry) -> None:
-        counts = {"events": entry.events, "duplicates": entry.duplicates, "rejected": entry.rejected}
+        optional = {name: getattr(entry, name) for name in ("events", "duplicates", "rejected", "fault")}
         log.debug(
             "request",
             method=entry.method,
             path=entry.path,
             status=entry.status,
-            **{name: value for name, value in counts.items() if value},
-            **({"fault": entry.fault} if entry.fault else {}),
+            **{name: value for name, value in optional.items() if value},
             seconds=entry.seconds,
         )
 
     return observe
 
 
-def _script(file: Path | None, rules: list[str], chaos: float, *, seed: int) -> FaultScript:
-    """Combine the rules of the file, those of the command line, and --chaos."""
+def _script(flags: Flags) -> FaultScript:
+    """Combine the rules of the file, the command line and --chaos."""
     from shipper.sandbox.faults import Chance, FaultScript, load_script, read_rule
 
-    script = load_script(file) if file else FaultScript(seed=seed)
-    if not 0 <= chaos <= 1:
-        raise ConfigError(f"{chaos} is not a share from 0 to 1", key="--chaos", source="sandbox")
-    more = [read_rule(rule, source="--fault") for rule in rules]
-    if chaos:
-        more.append(Chance(operation="any", probability=chaos))
-    return FaultScript(seed=script.seed, fault=[*script.fault, *more])
+    script = load_script(flags.faults) if flags.faults else FaultScript(seed=flags.seed)
+    if not 0 <= flags.chaos <= 1:  # NaN
+        raise ConfigError(f"{flags.chaos} is not a share from 0 to 1", key="--chaos", source="sandbox")
+    rules = [*script.fault, *(read_rule(rule, source="--fault") for rule in flags.fault or ())]
+    if flags.chaos:
+        rules.append(Chance(operation="any", probability=flags.chaos))
+    return FaultScript(seed=script.seed, fault=rules)
 
 
 def _welcome(access: Access, where: str, *, now_seconds: float) -> str:
@@ -323,38 +229,36 @@ def _welcome(access: Access, where: str, *, now_seconds: float) -> str:
     return (
         f"# The sandbox listens at {access.base_url} (Ctrl-C ends it). {plain(where)}:\n\n"
         f"{configuration_snippet(access)}\n"
-        f"# One event by hand, a fresh token, what has arrived, and everything else that can be asked and set:\n\n"
-        f"{_curl_line(access, now_seconds=now_seconds)}\n"
-        f"{_token_line(access)}\n"
+        f"# Send an event by hand, get a new token, show what has arrived, and list all controls:\n\n"
+        f"{_event_command(access, now_seconds=now_seconds)}\n"
+        f"{_token_command(access)}\n"
         f"curl -sS {access.base_url}/_sandbox/counts\n"
         f"curl -sS {access.base_url}/_sandbox/\n"
     )
 
 
-def _curl_line(access: Access, *, now_seconds: float) -> str:
-    """Write a request that works when it is pasted into a shell."""
+def _event_command(access: Access, *, now_seconds: float) -> str:
     from datetime import UTC, datetime
 
     from shipper.model import wire
     from shipper.sandbox.gateway import SUBSCRIPTION_KEY_HEADER
     from shipper.sandbox.samples import sample_lines
 
-    # Its own seed, so that the event is not also the first one of `shipper sample`.
+    # Use another seed, so that the event is not also the first one of `shipper sample`.
     (line,) = sample_lines(1, seed=int(now_seconds), end=datetime.fromtimestamp(now_seconds, UTC), days=1)
-    headers = {
-        "Content-Type": "application/json",
-        "Cache-Control": "no-cache",
-        "Authorization": f"Bearer {access.token}",
-        SUBSCRIPTION_KEY_HEADER: access.subscription_key,
-    }
-    words = ["curl", "-sS", f"{access.base_url}{wire.INTAKE_PATH}"]
-    for name, value in headers.items():
-        words += ["-H", f"{name}: {value}"]
-    body = wire.BODY_HEAD + line.rstrip() + wire.BODY_TAIL
-    return shlex.join([*words, "-d", body.decode()])
+    headers = [
+        "Content-Type: application/json",
+        "Cache-Control: no-cache",
+        f"Authorization: Bearer {access.token}",
+        f"{SUBSCRIPTION_KEY_HEADER}: {access.subscription_key}",
+    ]
+    command = ["curl", "-sS", f"{access.base_url}{wire.INTAKE_PATH}"]
+    for header in headers:
+        command += ["-H", header]
+    return shlex.join([*command, "-d", (wire.BODY_HEAD + line.rstrip() + wire.BODY_TAIL).decode()])
 
 
-def _token_line(access: Access) -> str:
+def _token_command(access: Access) -> str:
     from urllib.parse import urlencode
 
     from shipper.sandbox.tokens import CLIENT_ID, CLIENT_SECRET, DEFAULT_SCOPE, TOKEN_PATH
@@ -370,30 +274,30 @@ def _token_line(access: Access) -> str:
 
 def _write_configuration(path: Path, access: Access) -> str:
     """
-    Put the configuration into a file of mode 0600; whoever waits for it reads all of it.
+    Write the configuration atomically to a file with mode 0600, unless the file was changed after a sandbox wrote it.
 
     Returns:
-        The words above it where it is shown. A file that was changed since a sandbox wrote it is left as it is.
+        The text to show above the configuration.
     Raises:
-        ConfigError: The file is there and was written by someone else, or it cannot be written.
+        ConfigError: The file exists and was not written by a sandbox, or it cannot be written.
     """
     from shipper.sandbox.server import configuration_snippet
 
     try:
         before = path.read_bytes() if path.exists() else None
-        if before is not None and not before.startswith(_OWN):
+        if before is not None and not before.startswith(_HEADER):
             raise ConfigError(
-                "is there already and is not the sandbox's own; move it or name another file",
+                "exists and was not written by the sandbox; move it or choose another file",
                 key="--output",
                 source=str(path),
             )
         first_line, _, rest = (before or b"").partition(b"\n")
         if before is not None and first_line != _first_line(rest):
             return (
-                f"{path.absolute()}\n# was changed since a sandbox wrote it, and is left as it is. To go on with it, "
-                "see\n# that its sections are these; for a new one, delete it and start the sandbox again"
+                f"{path.absolute()}\n# was changed after a sandbox wrote it, so it is not overwritten. To keep using "
+                "it, make\n# sure that it has these sections; for a new one, delete it and restart the sandbox"
             )
-        # Not where the state of a shipper in earnest may be.
+        # Not the default directory, which may contain the state of a production shipper.
         state = toml_value(path.with_name("shipper-state").absolute())
         text = f"{configuration_snippet(access)}\n[state]\ndirectory = {state}\n".encode()
         replace_file(path, _first_line(text) + b"\n" + text)
@@ -403,5 +307,5 @@ def _write_configuration(path: Path, access: Access) -> str:
 
 
 def _first_line(rest: bytes) -> bytes:
-    """Return the line above a configuration, which shows whether it is as the sandbox wrote it."""
-    return b"%b; written anew at every start, unless it was changed (%08x)." % (_OWN, crc32(rest))
+    """Return the first line of a configuration file, whose checksum shows whether the rest was changed."""
+    return b"%b; written anew at every start, unless it was changed (%08x)." % (_HEADER, crc32(rest))

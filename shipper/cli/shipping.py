@@ -1,4 +1,4 @@
-"""A run of a pipeline in the state directory, for `run`, `pipe`, `backfill` and `dead-letters replay`; its summary."""
+"""Runs a pipeline for `run`, `pipe`, `backfill` and `dead-letters replay`, with progress bar and summary."""
 
 from __future__ import annotations
 
@@ -7,50 +7,51 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
-from shipper.cli.common import format_option, print_json, reader_may_leave, run_async, say, several
-from shipper.cli.signals import STOP_SIGNALS, received_signals
+from shipper.cli.common import format_option, print_json, run_async, say, several, tolerate_closed_stdout
+from shipper.cli.signals import STOP_SIGNALS, receive_signals
 from shipper.config.settings import Settings
 from shipper.model.errors import StateInUseError
 from shipper.model.printable import printable
 from shipper.model.records import shown
-from shipper.system.memory import keep_memory_released
+from shipper.system.memory import trim_heap_periodically
 
 if TYPE_CHECKING:
-    from shipper.cli.showing import Showing
+    from shipper.cli.publishing import Publisher
     from shipper.config.load import SettingsFile
     from shipper.pipeline import Pipeline, Source, Summary
     from shipper.pipeline.opening import OpenState
     from shipper.pipeline.settlement import StateStore
     from shipper.sources.once import FilesOnce, ReadBefore
     from shipper.sources.spool import Spool
-    from shipper.state.stuck import Place
-    from shipper.status.board import Board
-    from shipper.status.live import Live
+    from shipper.status.live import Board, Live
+    from shipper.system.work import StuckPlace
 
 SummaryForm = Literal["text", "json"]
 SummaryOption = Annotated[
-    SummaryForm, format_option("Of the summary: text (to stderr) or json (last line of stdout).", "--summary")
+    SummaryForm, format_option("Format of the summary: text (to stderr) or json (last line of stdout).", "--summary")
 ]
+# Reads the settings, and applies those that do not concern the pipeline.
+Reload = tuple[Callable[[], Settings], Callable[[Settings], None]]
 
-_REDRAW_S = 0.2
-_QUOTATION: Final = re.compile(r': "[^"]*"(?=\))')  # of the service; there is no room for it beside a progress bar
+_REDRAW_S: Final = 0.2
+_QUOTATION: Final = re.compile(r': "[^"]*"(?=\))')  # of the service; too long for a progress bar
 _NOT_TWICE: Final = (
-    "Another state.directory is for files that no other shipper reads: it does not know what was shipped, and files "
-    "that both read are shipped twice"
+    "Use another state.directory only for files that no other shipper reads; otherwise they are shipped twice"
 )
-# By command, where `shipper run` holds the state directory.
-_INSTEAD: Final = {
-    "run": f"For more files, extend that and reload it: kill -HUP {{}}; or stop it first. {_NOT_TWICE}",
-    "backfill": f"Put the files where that matches, or stop it first. {_NOT_TWICE}",
-    "pipe": "Have the producer write to a file that this matches, or give the pipe a state.directory of its own",
+# Advice by command if `shipper run` holds the state directory.
+_ADVICE_WHILE_RUNNING: Final = {
+    "run": "To read more files, extend input.include and reload: kill -HUP {}; or stop that shipper first. "
+    f"{_NOT_TWICE}",
+    "backfill": f"Move the files to where input.include matches them, or stop that shipper first. {_NOT_TWICE}",
+    "pipe": "Have the producer write to a file that input.include matches, or use another state.directory for the pipe",
 }
 
 
@@ -62,161 +63,148 @@ def ship(
     is_one_shot: bool = True,
     form: SummaryForm = "text",
     listen: str = "",
-    reload: tuple[Callable[[], Settings], Callable[[Settings], None]] | None = None,
+    reload: Reload | None = None,
     file: SettingsFile | None = None,
 ) -> int:
     """
-    Run a pipeline in the state directory and print the summary.
+    Run a pipeline in the state directory, print the summary, and return the exit code.
 
     Args:
         make_source: Called once this process holds the state directory.
         listen: The admin address; empty = none.
-        reload: For SIGHUP: what reads the settings, and what applies those that are no business of the pipeline.
-        file: Where the settings are from, made before they were read.
-    Returns:
-        The exit code.
+        reload: Functions for SIGHUP; None = it is not handled.
+        file: The settings file, created before the settings were read.
     Raises:
         StateInUseError: Another process holds the directory.
     """
-    from shipper.cli.showing import showing
-    from shipper.pipeline.control import controlled
-    from shipper.sources.joined import Joined
+    from shipper.cli.publishing import publishing
+    from shipper.pipeline.control import control_server
+    from shipper.sources.joined import JoinedSource
     from shipper.sources.once import FilesOnce
     from shipper.sources.spool import Spool
 
     with (
-        _own_state(command, settings) as state,
-        showing(listen, state.directory, state.stuck, settings.admin) as shown,
+        _lock_state(command, settings) as state,
+        publishing(listen, state.directory, state.stuck, settings.admin) as publisher,
     ):
-        youngest_letter = state.store.letters.youngest_id()
+        newest_letter = state.store.letters.newest_id()
         source = make_source(state)
         files = source if isinstance(source, FilesOnce) else None
         if not isinstance(source, Spool) and state.has_spool:
-            # An earlier `pipe` has left something; there may never be another one.
-            source = Joined([spool_of(settings, state), source])
-        run = Run(command, settings, source, state.store, shown, is_one_shot=is_one_shot, reload=reload)
-        attach = partial(controlled, settings=settings, state=state, file=file)
-        summary, reasons = run_async(lambda: run.run(suspects=state.stuck.suspects, files=files, attach=attach))
-        before = list({each.stream.stream_id: each for each in files.read_before}.values()) if files else []
-        if before and youngest_letter and not summary.message:
-            kept = state.store.letters.count_by_stream(youngest_letter)
-            if left := sum(kept.get(each.stream.stream_id, 0) for each in before):
-                summary = msgspec.structs.replace(summary, message=_left_before(before, left))
+            # Deliver what an earlier `pipe` left in the spool, as no other `pipe` may follow.
+            source = JoinedSource([open_spool(settings, state), source])
+        summary, reasons = run_async(
+            lambda: run_pipeline(
+                command,
+                settings,
+                source,
+                state.store,
+                publisher,
+                is_one_shot=is_one_shot,
+                reload=reload,
+                suspects=state.stuck.suspects,
+                files=files,
+                attach=partial(control_server, settings=settings, state=state, file=file),
+            )
+        )
+        read_before = list({item.stream.stream_id: item for item in files.read_before}.values()) if files else []
+        if read_before and newest_letter and not summary.message:
+            counts = state.store.letters.count_by_stream(newest_letter)
+            if letters := sum(counts.get(item.stream.stream_id, 0) for item in read_before):
+                summary = replace(summary, message=_letters_message(read_before, letters))
     if form == "json" or not has_logged_end(command, settings, summary):
-        tell(summary, reasons, settings, form)
-        if before and not summary.message and not summary.read and form == "text":
-            say(f"{_read_before(before)}, and nothing new is in {'it' if len(before) == 1 else 'them'}")
+        print_summary(summary, reasons, settings, form)
+        if read_before and not summary.message and not summary.read and form == "text":
+            subject = "it has" if len(read_before) == 1 else "they have"
+            say(f"{_read_before_message(read_before)}, and {subject} nothing new")
     return summary.exit_code(is_one_shot=is_one_shot)
 
 
 @contextmanager
-def _own_state(command: str, settings: Settings) -> Iterator[OpenState]:
+def _lock_state(command: str, settings: Settings) -> Iterator[OpenState]:
     """
-    Take the state directory of the settings.
+    Lock and open the state directory.
 
     Raises:
-        StateInUseError: Another process holds it; what to do depends on what that one ships.
+        StateInUseError: Another process holds it; if that is `shipper run`, the message has specific advice.
     """
-    from shipper.pipeline.opening import opened_state
+    from shipper.pipeline.opening import open_state
+    from shipper.state.directory import lock_holder
+    from shipper.status.live import read_live
 
-    with ExitStack() as stack:
-        try:
-            state = stack.enter_context(opened_state(settings))
-        except StateInUseError as error:
-            raise (_beside_run(command, settings.state.directory) or error) from None
-        yield state
+    directory = settings.state.directory
+    try:
+        with open_state(settings) as state:
+            yield state
+    except StateInUseError:
+        live = read_live(directory)
+        if (
+            live is None
+            or live.command != "run"
+            or live.process_id != lock_holder(directory)
+            or command not in _ADVICE_WHILE_RUNNING
+        ):
+            raise
+        raise StateInUseError(
+            f"{directory} is in use by another shipper (process {live.process_id}): `shipper run`, which ships the "
+            f"files of its input.include. {_ADVICE_WHILE_RUNNING[command].format(live.process_id)}"
+        ) from None
 
 
-def _beside_run(command: str, directory: Path) -> StateInUseError | None:
-    """Return what to do instead of a second shipper if the other one is `shipper run`."""
-    from shipper.state.directory import holder_of
-    from shipper.status.live_file import read_live
+async def run_pipeline(
+    command: str,
+    settings: Settings,
+    source: Source,
+    store: StateStore,
+    publisher: Publisher,
+    *,
+    is_one_shot: bool,
+    reload: Reload | None = None,
+    suspects: Mapping[str, Sequence[StuckPlace]] | None = None,
+    files: FilesOnce | None = None,
+    attach: Callable[[Pipeline], AbstractAsyncContextManager[object]] = nullcontext,
+) -> tuple[Summary, dict[str, int]]:
+    """
+    Run a pipeline to its end, with any source and store.
 
-    live = read_live(directory)
-    if live is None or live.command != "run" or live.process_id != holder_of(directory) or command not in _INSTEAD:
-        return None
-    instead = _INSTEAD[command].format(live.process_id)
-    return StateInUseError(
-        f"{directory} is in use by another shipper (process {live.process_id}): `shipper run`, which ships what its "
-        f"input.include matches. {instead}"
+    Args:
+        suspects: Places of records that earlier processes got stuck on, by input.
+        files: Source whose progress to show on a terminal; None = show none.
+        attach: Returns a context manager to enter during the run.
+    Returns:
+        The summary, and the number of dead letters by rule.
+    """
+    import anyio
+
+    from shipper.pipeline import Pipeline, ReloadHooks
+
+    notifier = publisher.notifier
+    pipeline = Pipeline(
+        settings,
+        source,
+        store,
+        is_one_shot=is_one_shot,
+        wall_time=time.time,
+        rng=Random(),
+        command=command,
+        publish=publisher.publish,
+        reload_hooks=ReloadHooks(notifier.begin_reload, notifier.end_reload, *reload) if reload else None,
+        suspects=suspects,
     )
+    signals = receive_signals(*STOP_SIGNALS, *([signal.SIGHUP] if reload else []))
+    async with anyio.create_task_group() as side:
+        side.start_soon(publisher.keep_current)
+        side.start_soon(trim_heap_periodically)
+        if files is not None and sys.stderr.isatty():
+            side.start_soon(_draw_progress, files, pipeline, publisher.board)
+        async with attach(pipeline):
+            summary = await pipeline.run(signals)
+        side.cancel_scope.cancel()
+    return summary, pipeline.dead_letter_reasons
 
 
-class Run(NamedTuple):
-    """
-    One run of a pipeline, whatever its source and its store are.
-
-    Attributes:
-        reload: As for `ship`.
-    """
-
-    command: str
-    settings: Settings
-    source: Source
-    store: StateStore
-    shown: Showing
-    is_one_shot: bool = True
-    reload: tuple[Callable[[], Settings], Callable[[Settings], None]] | None = None
-
-    async def run(
-        self,
-        *,
-        suspects: Mapping[str, Sequence[Place]] | None = None,
-        files: FilesOnce | None = None,
-        attach: Callable[[Pipeline], AbstractAsyncContextManager[object]] = nullcontext,
-    ) -> tuple[Summary, dict[str, int]]:
-        """
-        Run it to its end.
-
-        Args:
-            files: Draw the progress of these on a terminal.
-            attach: Entered around the run, with the pipeline.
-        Returns:
-            The summary, and how many records broke which rule.
-        """
-        import anyio
-
-        from shipper.pipeline import Pipeline, Reloading
-
-        notifier, reload = self.shown.notifier, self.reload
-        pipeline = Pipeline(
-            self.settings,
-            self.source,
-            self.store,
-            is_one_shot=self.is_one_shot,
-            wall_time=time.time,
-            rng=Random(),
-            command=self.command,
-            publish=self.shown.publish,
-            reloading=Reloading(notifier.note_reload, notifier.note_reloaded, *reload) if reload else None,
-            suspects=suspects,
-        )
-        signals = received_signals(*STOP_SIGNALS, *([signal.SIGHUP] if reload else []))
-        async with anyio.create_task_group() as side:
-            side.start_soon(self.shown.keep_current)
-            side.start_soon(keep_memory_released)
-            if files is not None and sys.stderr.isatty():
-                side.start_soon(_draw_progress, files, pipeline, self.shown.board)
-            async with attach(pipeline):
-                summary = await pipeline.run(signals)
-            side.cancel_scope.cancel()
-        return summary, pipeline.dead_letter_reasons
-
-
-def has_logged_end(command: str, settings: Settings, summary: Summary, **more: object) -> bool:
-    """Log how a `run` ended if its log holds nothing but JSON; returns whether it was logged."""
-    import structlog
-
-    from shipper.status.logs import is_json
-
-    if command != "run" or not is_json(settings.log.format):
-        return False
-    structlog.get_logger("cli").info("ended", **msgspec.structs.asdict(summary), **more)
-    return True
-
-
-def spool_of(settings: Settings, state: OpenState, descriptor: int | None = None) -> Spool:
-    """Open the spool; without a descriptor of standard input, to deliver what an earlier run left in it."""
+def open_spool(settings: Settings, state: OpenState, descriptor: int | None = None) -> Spool:
+    """Open the spool; without a file descriptor, only for records left by an earlier run."""
     from shipper.sources.reader import input_form
 
     return state.spool(
@@ -232,7 +220,7 @@ def spool_of(settings: Settings, state: OpenState, descriptor: int | None = None
 
 
 async def _draw_progress(source: FilesOnce, pipeline: Pipeline, board: Board) -> None:
-    """Keep a progress bar on stderr: bytes settled of all, events accepted, rate, time left, and why it halts."""
+    """Show a progress bar on stderr: share of settled bytes, accepted events, rate, time left, and pauses."""
     import anyio
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -242,11 +230,11 @@ async def _draw_progress(source: FilesOnce, pipeline: Pipeline, board: Board) ->
         TaskProgressColumn(),
         TextColumn("{task.fields[accepted]:,} accepted, {task.fields[rate]:,.0f}/s"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[halt]}", markup=False),
+        TextColumn("{task.fields[notice]}", markup=False),
     )
     started_at = anyio.current_time()
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as progress:
-        task = progress.add_task("", total=source.total_bytes, accepted=0, rate=0.0, halt="")
+        task = progress.add_task("", total=source.total_bytes, accepted=0, rate=0.0, notice="")
         while True:
             try:
                 await anyio.sleep(_REDRAW_S)
@@ -254,45 +242,53 @@ async def _draw_progress(source: FilesOnce, pipeline: Pipeline, board: Board) ->
                 accepted = pipeline.totals.accepted
                 rate = accepted / max(anyio.current_time() - started_at, 1e-9)
                 settled = source.total_bytes - source.backlog().lag_bytes
-                halt = _halt(board.live)
-                progress.update(task, completed=settled, accepted=accepted, rate=rate, halt=halt, refresh=True)
+                notice = _progress_notice(board.live)
+                progress.update(task, completed=settled, accepted=accepted, rate=rate, notice=notice, refresh=True)
 
 
-def _halt(live: Live | None) -> str:
-    """Return why a run halts, when it gives up, and what Ctrl-C does; empty while it goes on."""
+def _progress_notice(live: Live | None) -> str:
+    """Describe why a run is paused, when it gives up, and what Ctrl-C does; empty while it is delivering."""
     if live is None:
         return ""
     messages = [_QUOTATION.sub("", pause.message).partition("; ")[0] for pause in live.pauses[:1]]
     parts = [f"paused: {printable(message)}" for message in messages]
     if live.phase == "draining":
-        return "; ".join(["stopping", *parts, "press Ctrl-C again to end now"])
+        return "; ".join(["stopping", *parts, "press Ctrl-C again to stop now"])
     if not parts:
         return ""
     ends = [pause.gives_up_at for pause in live.pauses if pause.gives_up_at is not None]
     at = [f"gives up at {time.strftime('%H:%M:%S', time.localtime(min(ends)))}"] if ends else []
-    return "; ".join([*parts, *at, "Ctrl-C keeps what is pending"])
+    return "; ".join([*parts, *at, "Ctrl-C is safe: pending records are kept"])
 
 
 # Summary ----------------------------------------------------------------------------------------------------------
 
 
-def tell(summary: Summary, reasons: dict[str, int], settings: Settings, form: SummaryForm) -> None:
+def has_logged_end(command: str, settings: Settings, summary: Summary, **more: object) -> bool:
+    """Log the summary of `run` if its logs are JSON; return whether it was logged."""
+    import structlog
+
+    from shipper.status.logs import is_json
+
+    if command != "run" or not is_json(settings.log.format):
+        return False
+    structlog.get_logger("cli").info("ended", **msgspec.structs.asdict(summary), **more)
+    return True
+
+
+def print_summary(summary: Summary, reasons: dict[str, int], settings: Settings, form: SummaryForm) -> None:
     """Print a summary of a run in the state directory."""
-    if form == "json":
-        with reader_may_leave():
-            print_json(msgspec.json.encode(summary))
-        if summary.message:
-            say(_message(summary))
-    else:
-        say(in_words(summary, reasons, f"{settings.state.directory}/state.db"))
+    if form == "text":
+        say(summary_text(summary, reasons, f"{settings.state.directory}/state.db"))
+        return
+    with tolerate_closed_stdout():
+        print_json(msgspec.json.encode(summary))
+    if summary.message:
+        say(f"shipper: {printable(summary.message)}")
 
 
-def _message(summary: Summary) -> str:
-    return f"shipper: {printable(summary.message)}"
-
-
-def in_words(summary: Summary, reasons: dict[str, int], place: str) -> str:
-    """Write a summary for a person, what ended it early first; `place` is where the dead letters are."""
+def summary_text(summary: Summary, reasons: dict[str, int], place: str) -> str:
+    """Return a summary as text, beginning with the reason if the run gave up; `place` has the dead letters."""
     rate = f", {summary.accepted / summary.seconds:,.0f} events/s" if summary.accepted and summary.seconds else ""
     lines = [
         f"{summary.outcome}: {several(summary.read, 'record')} read, {summary.accepted:,} accepted "
@@ -300,27 +296,34 @@ def in_words(summary: Summary, reasons: dict[str, int], place: str) -> str:
     ]
     if summary.dead_lettered:
         by_rule = ", ".join(f"{rule} {count:,}" for rule, count in sorted(reasons.items()))
+        advice = "; list them with: shipper dead-letters list" if place.endswith(".db") else ""
+        lines.append(f"{summary.dead_lettered:,} refused and stored as dead letters in {place}: {by_rule}{advice}")
+    if place.endswith(".db") and reasons.get("json", 0) == summary.dead_lettered == summary.read > 0:
         lines.append(
-            f"{summary.dead_lettered:,} refused and kept as dead letters in {place}: {by_rule}"
-            f"{'; look at them with: shipper dead-letters list' if place.endswith('.db') else ''}"
+            "no record was a JSON object; CSV needs a header and, if that has no known or mapped columns, "
+            "--set input.format=csv"
         )
     if summary.duplicates:
-        lines.append(f"{summary.duplicates:,} skipped: their EventId was accepted before")
+        lines.append(f"{summary.duplicates:,} skipped as duplicates: their EventId was accepted before")
     if summary.pending:
-        lines.append(f"{summary.pending:,} pending: they are sent when the same command runs again")
+        lines.append(f"{summary.pending:,} pending: run the same command again to send them")
     if summary.message:
-        lines.insert(0 if summary.outcome == "gave_up" else len(lines), _message(summary))
+        message = f"shipper: {printable(summary.message)}"
+        lines.insert(0 if summary.outcome == "gave_up" else len(lines), message)
     return "\n".join(lines)
 
 
-def _left_before(files: Sequence[ReadBefore], letters: int) -> str:
-    whose = "its" if len(files) == 1 else "their"
-    are = "is a dead letter" if letters == 1 else "are dead letters"
-    return f"{_read_before(files)}; {letters:,} of {whose} records {are}: shipper dead-letters replay"
+def _letters_message(files: Sequence[ReadBefore], letters: int) -> str:
+    possessive = "its" if len(files) == 1 else "their"
+    predicate = "is a dead letter" if letters == 1 else "are dead letters"
+    return (
+        f"{_read_before_message(files)}; {letters:,} of {possessive} records {predicate}; to send "
+        "them again: shipper dead-letters replay"
+    )
 
 
-def _read_before(files: Sequence[ReadBefore]) -> str:
-    in_part = any(each.has_grown for each in files)
+def _read_before_message(files: Sequence[ReadBefore]) -> str:
+    in_part = any(file.has_grown for file in files)
     if len(files) == 1:
         return f"{printable(shown(files[0].path))} was read {'in part' if in_part else 'to its end'} before"
     return f"{len(files):,} files were read {'in part or ' if in_part else ''}to their ends before"

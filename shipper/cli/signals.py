@@ -1,8 +1,8 @@
 """
-Signals from the first moment of the process on.
+Handling of signals from the start of the process.
 
-A stop that comes while the commands are still being loaded is noted, and the pipeline gets it as soon as it runs; so
-it ends with a documented exit code and not by the signal, or with a traceback.
+A stop signal that arrives while commands are being imported is recorded and passed to the pipeline once it runs. So the
+process ends with a documented exit code, not by the signal or with a traceback.
 """
 
 from __future__ import annotations
@@ -19,67 +19,67 @@ STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 _SHIPPING: Final = (["run"], ["pipe"], ["backfill"], ["dead-letters", "replay"])
 _DEFAULTS: Final = (signal.SIG_DFL, signal.default_int_handler)
-_LEFT_TO_DO: Final = 4  # the exit code of a stop with something left to do
+_UNFINISHED: Final = 4  # exit code
 
-_noted: list[signal.Signals] = []
+_recorded: list[signal.Signals] = []
 
 
-def note_signals() -> None:
-    """Note the signals of a command that ships from now on; those that are ignored stay so."""
+def record_signals() -> None:
+    """Record the signals of a command that ships; signals that are ignored stay ignored."""
     if not any(sys.argv[1 : 1 + len(words)] == words for words in _SHIPPING):
         return
     for number in (*STOP_SIGNALS, *([signal.SIGHUP] if sys.argv[1] == "run" else [])):
         if signal.getsignal(number) in _DEFAULTS:
-            signal.signal(number, _note)
+            signal.signal(number, _record)
 
 
 def ignore_signals() -> None:
-    """Ignore further stops: the exit code is settled, and Python lets signals kill while the interpreter ends."""
+    """Ignore further stop signals, which could otherwise kill the process during interpreter shutdown."""
     for number in STOP_SIGNALS:
-        if signal.getsignal(number) is _note:
+        if signal.getsignal(number) is _record:
             signal.signal(number, signal.SIG_IGN)
 
 
-def _note(number: int, _: FrameType | None) -> None:
-    if number in STOP_SIGNALS and any(earlier in STOP_SIGNALS for earlier in _noted):
-        os._exit(_LEFT_TO_DO)  # the second one ends at once; the state is intact
-    _noted.append(signal.Signals(number))
+def _record(number: int, _: FrameType | None) -> None:
+    if number in STOP_SIGNALS and any(earlier in STOP_SIGNALS for earlier in _recorded):
+        os._exit(_UNFINISHED)  # the second one exits immediately; the state is intact
+    _recorded.append(signal.Signals(number))
 
 
 @contextmanager
-def at_stop(end: Callable[[], object]) -> Iterator[None]:
-    """Call something at the first stop while this is entered, also at one that was noted before."""
+def at_stop(callback: Callable[[], object]) -> Iterator[None]:
+    """Call a function at a stop signal inside the context, or immediately if one was recorded before."""
 
-    def note(number: int, frame: FrameType | None) -> None:
-        _note(number, frame)
-        end()
+    def record(number: int, frame: FrameType | None) -> None:
+        _record(number, frame)
+        callback()
 
-    noting = [number for number in STOP_SIGNALS if signal.getsignal(number) is _note]
-    for number in noting:
-        signal.signal(number, note)
+    numbers = [number for number in STOP_SIGNALS if signal.getsignal(number) is _record]
+    for number in numbers:
+        signal.signal(number, record)
     try:
-        if _noted:
-            end()
+        if _recorded:
+            callback()
         yield
     finally:
-        for number in noting:
-            signal.signal(number, _note)
+        for number in numbers:
+            signal.signal(number, _record)
 
 
 @contextmanager
-def received_signals(*numbers: signal.Signals) -> Iterator[AsyncIterator[signal.Signals]]:
-    """Receive signals in an event loop, first of all those that were noted before; a late one is noted again."""
+def receive_signals(*numbers: signal.Signals) -> Iterator[AsyncIterator[signal.Signals]]:
+    """Receive signals in an event loop, recorded ones first; record later ones again afterwards."""
     import anyio
 
     try:
-        with anyio.open_signal_receiver(*numbers) as received:
-            yield _after_noted(received)
+        with anyio.open_signal_receiver(*numbers) as signals:
+            yield _after_recorded(signals)
     finally:
-        note_signals()
+        record_signals()
 
 
-async def _after_noted(received: AsyncIterator[signal.Signals]) -> AsyncIterator[signal.Signals]:
-    while _noted:
-        yield _noted.pop(0)
-    async for number in received:
+async def _after_recorded(signals: AsyncIterator[signal.Signals]) -> AsyncIterator[signal.Signals]:
+    while _recorded:
+        yield _recorded.pop(0)
+    async for number in signals:
         yield number

@@ -1,4 +1,4 @@
-"""Where a command writes what it was asked for: standard output, or a file that is replaced as a whole."""
+"""Writing the output of commands to standard output or a file, which is replaced atomically."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 import typer
 
-from shipper.cli.common import plain, reader_may_leave
+from shipper.cli.common import plain, tolerate_closed_stdout
 from shipper.model.errors import ShipperError
 from shipper.model.printable import printable_json
 from shipper.system.files import replacing_file
@@ -25,14 +25,14 @@ _BINARY: Final = {"parquet", "xlsx"}
 _FORMS_WITHOUT_ESCAPES: Final = {"csv", "text"}
 
 
-def checked_target(output: str, form: str = "text") -> Path | None:
+def check_target(output: str, form: str = "text") -> Path | None:
     """
-    Check where to write before anything is done.
+    Check the option --output before any work is done.
 
     Returns:
         The file; None for stdout.
     Raises:
-        typer.BadParameter: Nothing can be written there.
+        typer.BadParameter: The output cannot be written there.
     """
     if output in {"", "-"}:
         if form in _BINARY and (not output or sys.stdout.isatty()):
@@ -46,8 +46,8 @@ def checked_target(output: str, form: str = "text") -> Path | None:
     return path
 
 
-def printed(show: Callable[[Console], None], target: Path | None) -> bytes:
-    """Return what is printed to a console: to the terminal's, or, for a file, to one of 120 columns."""
+def capture(show: Callable[[Console], None], target: Path | None) -> bytes:
+    """Return the output printed to a console, of the terminal's width or, for a file, 120 columns."""
     from rich.console import Console
 
     console = Console() if target is None else Console(file=io.StringIO(), width=120)
@@ -58,34 +58,34 @@ def printed(show: Callable[[Console], None], target: Path | None) -> bytes:
 
 def write(data: bytes, target: Path | None, *, form: str = "table") -> None:
     """
-    Write to stdout or a file, as `opened_target` does.
+    Write to stdout or a file, as `open_target` does.
 
     Args:
-        form: What is for programs reaches a terminal without what it would obey; a table has colours.
+        form: On a terminal, control characters are escaped in all formats except table, which has colours.
     Raises:
-        ShipperError: It cannot be written.
+        ShipperError: The output cannot be written.
     """
     if target is None and form != "table" and sys.stdout.isatty():
         text = data.decode().replace("\r\n", "\n")
         data = (plain(text) if form in _FORMS_WITHOUT_ESCAPES else printable_json(text)).encode()
-    with opened_target(target) as out:
+    with open_target(target) as out:
         out.write(data)
 
 
 @contextmanager
-def opened_target(target: Path | None) -> Iterator[BinaryIO]:
+def open_target(target: Path | None) -> Iterator[BinaryIO]:
     """
-    Open stdout, or the file as a whole: under its name stands the old one or the new one, never a part.
+    Open stdout, or a file to be replaced atomically.
 
-    A link is followed. What is no file of a disk, such as a named pipe, is written into. A new file is the owner's
-    alone (mode 0600). If the reader of stdout leaves, the rest is not written, and that is no error.
+    Symbolic links are followed. Special files, such as named pipes, are written to directly. New files have mode 0600.
+    A closed stdout is not an error; the rest of the output is discarded.
 
     Raises:
-        ShipperError: It cannot be written.
+        ShipperError: The output cannot be written.
     """
     try:
         if target is None:
-            with reader_may_leave():
+            with tolerate_closed_stdout():
                 yield sys.stdout.buffer
                 sys.stdout.buffer.flush()
         elif is_special(target):
@@ -96,7 +96,7 @@ def opened_target(target: Path | None) -> Iterator[BinaryIO]:
                 yield file
     except OSError as error:
         if target is None:
-            # The interpreter flushes once more at its end: into nothing.
+            # Discard the interpreter's final flush.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         where = "to standard output" if target is None else repr(str(target))
         raise ShipperError(f"cannot write {where}: {error.strerror}") from error
@@ -104,16 +104,16 @@ def opened_target(target: Path | None) -> Iterator[BinaryIO]:
 
 def write_lines(lines: Iterable[str]) -> None:
     """
-    Write lines to stdout, at once.
+    Write lines to stdout immediately.
 
     Raises:
-        ShipperError: They cannot be written.
+        ShipperError: The lines cannot be written.
     """
     write("".join(f"{line}\n" for line in lines).encode(sys.stdout.encoding, "replace"), None)
 
 
 def is_special(path: Path) -> bool:
-    """Return whether a path names something else than a file of a disk."""
+    """Return whether a path exists and is not a regular file on a disk."""
     try:
         return not stat.S_ISREG(path.stat().st_mode) or Path("/dev") in path.parents
     except OSError:

@@ -1,12 +1,11 @@
-"""From raw lines to validated events: rules, the fast path over whole chunks, the slow path line by line."""
+"""Validates records and converts them to events: the rules, a fast path for whole chunks, a slow path by line."""
 
 from __future__ import annotations
 
 from shipper.codec.codec import Codec, first_record
-from shipper.codec.columns import Columns, tally
-from shipper.codec.dedupe import DedupeWindow, accept_events, key_of, new_window, refuse_event, split_keys
-from shipper.codec.judge import is_from_the_future
-from shipper.codec.rules import FIELD_RULES, MESSAGES, latest_timestamp
+from shipper.codec.dedupe import DedupeWindow, accept_events, key_of, new_window, split_keys
+from shipper.codec.judge import is_future_timestamp
+from shipper.codec.rules import FIELD_RULES, MESSAGES, Columns, latest_timestamp, tally
 
 __all__ = [
     "FIELD_RULES",
@@ -16,11 +15,10 @@ __all__ = [
     "DedupeWindow",
     "accept_events",
     "first_record",
-    "is_from_the_future",
+    "is_future_timestamp",
     "key_of",
     "latest_timestamp",
     "new_window",
-    "refuse_event",
     "split_keys",
     "tally",
 ]

@@ -1,75 +1,102 @@
 """
-The codec: takes chunks apart into pieces that fit a batch, brings records into the wire form, and has them judged.
+The codec: splits chunks into pieces that fit into a batch, rewrites records to the wire form, and validates them.
 
-A piece of lines is first judged as it stands, all lines at once. Only if that fails it is sorted out: blank lines are
-dropped, the others are rewritten as far as the settings allow, all at once and column by column, and what still fails
-is halved until the bad lines stand alone. Records that are no lines are always sorted out.
+The native scanner, if available, accepts ordinary lines, which are in the wire form already; the other lines are
+validated here and merged with them. Without the scanner, all lines are first validated unchanged and together. Only if
+that fails are they separated: blank lines are dropped, the others are rewritten column by column, as far as the
+settings allow, and pieces that still fail are halved until each invalid line is found. Records that are not lines
+always take this path.
 """
 
 from __future__ import annotations
 
 import re
-from array import array
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from io import BytesIO
 from itertools import accumulate, chain, compress, islice
 from operator import add, attrgetter, ne
 from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from shipper.codec.columns import Columns, tally
-from shipper.codec.dedupe import ADMITTED_MAX, KEY_BYTES, NO_KEY, DedupeWindow, key_of, keys_of, new_window, split_keys
-from shipper.codec.judge import SEPARATOR, Judge, Records, document_in
+from shipper.codec.dedupe import KEY_BYTES, NO_KEY, DedupeWindow, key_of, keys_of, new_window, split_keys
+from shipper.codec.documents import read_rows
+from shipper.codec.judge import Judge, Records, document_in
 from shipper.codec.rewrite import Changes, Rewriter
-from shipper.codec.rows import Unreadable, read_rows
-from shipper.codec.rules import MESSAGES, NESTING_MAX, may_nest_deeply, nests_deeply
+from shipper.codec.rules import MESSAGES, NESTING_MAX, Columns, may_nest_deeply, nests_deeply, tally
 from shipper.config.settings import RecordsSettings
-from shipper.model.framing import CUT_MARK, LINES, CsvRows, Frame, Framing, cut_record
-from shipper.model.records import MARKER_BYTES, NO_BOUNDS, Chunk, EncodedChunk, Rejection, Span, Stream, flat_bounds
+from shipper.model.framing import CUT_MARK, LINES, CsvRows, Frame, Framing, parse_cut_record
+from shipper.model.records import (
+    MARKER_BYTES,
+    NO_BOUNDS,
+    Chunk,
+    EncodedChunk,
+    Rejection,
+    Span,
+    Stream,
+    Tally,
+    flat_bounds,
+)
 from shipper.system.native import NATIVE
 
-_HOLE: Final = b"\0"  # in a sparse file, it stands in front of the first line behind it
+_HOLE: Final = b"\0"  # fills the hole of a sparse file, before the next line
 _BLANKS: Final = b" \t\r\n" + _HOLE
-_NONE: Final = Columns.of(())
-_WAITING_BYTES: Final = 350  # of an event that waits for an answer, beside its line
 _BLANK_LINES: Final = re.compile(rb"[ \t\r\0\n]*\n")
 _PIECE_RECORDS: Final = 1000
-# Ordinary lines for which it pays to ask the scanner. So many others are judged together that the brake notices a clock
-# that is behind before any of them is refused.
-_RUN_MIN: Final = 32
-_OTHERS_MIN: Final = (
-    4  # that may stand before ordinary lines and between them, and how many ordinary ones for each more
-)
-_OTHERS_SHARE: Final = 8
+_WAITING_BYTES: Final = 350  # of an event waiting for an answer, besides its line
+_NO_COLUMNS: Final = Columns.of(())
 
 
 class _Piece(NamedTuple):
     """
-    Some records of a chunk, judged.
+    Validated records of a chunk.
 
     Attributes:
-        end: Where it ends in the chunk's data.
-        lines: The good ones as they are to be sent, joined by newlines.
-        starts: Where the good ones begin in the stream; of lines that are all good, the first alone.
-        ends: Where they end; none of lines that are all good.
+        end: End of the records in the chunk's data.
+        lines: The valid records as they are sent; if all lines are valid unchanged, one text.
+        starts: Offsets of the valid records in the stream; if all lines are valid unchanged, only the first.
+        ends: Ends of the valid records in the stream; empty if all lines are valid unchanged.
+        changes: None if nothing was rewritten.
     """
 
     end: int
-    lines: bytes
+    lines: list[bytes]
     columns: Columns
     starts: list[int]
     ends: list[int]
     rejections: list[Rejection]
-    changes: Changes
+    changes: Changes | None
 
-    @property
-    def records(self) -> int:
-        return len(self.columns.event_ids) + len(self.rejections)
+    @classmethod
+    def rejected(cls, end: int, rejections: list[Rejection]) -> _Piece:
+        return cls(end, [], _NO_COLUMNS, [], [], rejections, None)
 
 
-class _Part(NamedTuple):
-    """Events that follow one another in a body; `stretches`, `keys` and `consumer_ids` as in their span and piece."""
+class _Scanned(NamedTuple):
+    """
+    Natively scanned lines of a chunk.
+
+    Attributes:
+        end: End of the lines in the chunk's data.
+        stretches: Runs of ordinary lines: start, end and number of lines.
+        others: Start and end of each line that must be validated here.
+        keys, consumer_ids, ledger: Of the ordinary lines.
+        repeats: As in `EncodedChunk`, if there are no other lines.
+    """
+
+    end: int
+    stretches: Sequence[tuple[int, int, int]]
+    others: Sequence[tuple[int, int]]
+    keys: bytes
+    consumer_ids: bytes
+    repeats: Sequence[tuple[int, int, int]]
+    ledger: Tally
+
+
+class _Events(NamedTuple):
+    """Consecutive events of a body; `stretches` as in their span."""
 
     stretches: Sequence[tuple[int, int]]
     lines: bytes
@@ -77,29 +104,19 @@ class _Part(NamedTuple):
     consumer_ids: Sequence[int]
 
 
-class _Walk(NamedTuple):
-    """What no piece of a chunk has taken yet, so that the chunk is not searched again for each piece."""
-
-    chunk: Chunk
-    start: int
-    first: Frame | None
-    others: Iterator[Frame]
-
-
 class Codec:
     """
     Validates chunks for one pipeline.
 
     Args:
-        records: What a valid record is, and what is done to make one.
-        max_record_bytes: Longest line, without its newline, that is a record.
-        window: Of the EventIds that are known; None = one of its own.
-        on_duplicate: Told the EventId, the stream and the offset of each duplicate.
-        notes_unlisted: Whether to note `Changes.unlisted`.
+        records: Which records are valid, and how they are normalised.
+        max_record_bytes: Maximum length of a record, without its newline.
+        window: The known EventIds; None = create a new window.
+        on_duplicate: Called with the EventId, the stream and the offset of each duplicate.
 
     Attributes:
-        changes: What was done to records to bring them into the wire form.
-        window: Of the EventIds that are known.
+        changes: Counts of changes made to records.
+        window: The known EventIds.
     """
 
     def __init__(
@@ -109,71 +126,73 @@ class Codec:
         max_record_bytes: int,
         window: DedupeWindow | None = None,
         on_duplicate: Callable[[str, Stream, int], None] | None = None,
-        notes_unlisted: bool = False,
     ) -> None:
         self._max_record_bytes = max_record_bytes
         self.window = new_window(records.dedupe_window) if window is None else window
         self._on_duplicate = on_duplicate
-        self._rewriter = Rewriter(records, notes_unlisted=notes_unlisted)
-        self._expects_rewriting = self._rewriter.is_mapping
+        self._rewriter = Rewriter(records)
+        self._expects_changes = self._rewriter.is_mapping
         self._keeps_unknown = records.unknown_fields == "keep"
         self._has_any_ids = "event_id" in records.relax
         self.changes = Changes()
         self._judge = Judge(records)
-        self._mean_line_bytes = 350.0
-        self._walk: _Walk | None = None
-        self._scans = isinstance(self.window, getattr(NATIVE, "DedupeWindow", ())) and records.passes_wire_form
-        self._scanned: tuple[Chunk, Any] | None = None  # the chunk that was scanned last, and what was found in it
-        self._not_scanned = 0  # so many lines are judged here before the scanner is asked again
-        self._not_scanned_next = 1
+        self._is_scanning = isinstance(self.window, getattr(NATIVE, "DedupeWindow", ())) and records.passes_wire_form
+        self._scan: tuple[Chunk, Any] | None = None  # of the last chunk
+        self._frames: tuple[Chunk, int, Iterator[Frame]] | None = None  # of the last chunk, from an offset
 
     def encode(
         self, chunk: Chunk, offset: int, *, room_events: int, room_bytes: int, latest: str
     ) -> EncodedChunk | None:
         """
-        Validate the next lines of a chunk.
+        Validate the next records of a chunk.
 
         Args:
-            offset: Where in the stream to go on: the chunk's start, or the last piece's end.
-            room_events: Most events to take, at least 1.
-            room_bytes: Most bytes to take, newlines included.
-            latest: Last instant that a Timestamp may name, `YYYY-MM-DDThh:mm:ssZ`.
+            offset: Offset in the stream: the start of the chunk, or the end of the previous piece.
+            room_events: Maximum number of events, at least 1.
+            room_bytes: Maximum bytes, newlines included.
+            latest: The latest valid Timestamp, `YYYY-MM-DDThh:mm:ssZ`.
         Returns:
-            The piece that starts at `offset`, at least one line; None if not one line fits into the room, which
-            does not happen while that is as much as the longest record.
+            The piece that starts at `offset`, at least one line; None if not even one line fits, which is impossible if
+            there is room for the longest record.
         """
         if chunk.is_oversized:
-            return self._refuse_oversized(chunk)
-        start = offset - chunk.start_offset
-        room_events = min(room_events, ADMITTED_MAX)
-        if chunk.stream.framing is LINES:
-            if self._scans and chunk.stream.kind != "replay":
-                encoded = None if self._not_scanned else self._scan(chunk, offset, room_events, room_bytes, latest)
-                if encoded is not None:
-                    return encoded
-                room_events, self._not_scanned = min(room_events, self._not_scanned or 1), 0
-            piece = self._take_lines(chunk, start, room_events, room_bytes, latest)
-        else:
+            return _reject_oversized_line(chunk)
+        start = _first_line(chunk, offset - chunk.start_offset)
+        scanned: _Scanned | None = None
+        piece: _Piece | None
+        if chunk.stream.framing is not LINES:
             piece = self._take_frames(chunk, start, room_events, latest)
+        else:
+            if self._is_scanning and chunk.stream.kind != "replay":
+                scanned = self._take_ordinary(chunk, start, room_events, room_bytes, latest)
+            if scanned is None:
+                piece = self._take_lines(chunk, start, room_events, room_bytes, latest)
+            else:
+                raws = [chunk.data[begin:end] for begin, end in scanned.others]
+                offsets = [chunk.start_offset + begin for begin, _ in scanned.others]
+                piece = self._separate(chunk, raws, offsets, scanned.end, latest)
         if piece is None:
             return None
-        if len(piece.lines) > room_bytes:  # rewriting made them longer
-            if piece.records == 1:
+        if self._must_shrink(chunk, piece, scanned, room_bytes):
+            records = len(piece.columns.event_ids) + len(piece.rejections)
+            if scanned is not None:
+                self.window.forget(scanned.keys)
+                records += sum(count for _, _, count in scanned.stretches)
+            if records == 1:
                 return None
-            fewer = max(1, piece.records // 2)
-            return self.encode(chunk, offset, room_events=fewer, room_bytes=room_bytes, latest=latest)
-        return self._finished(chunk, offset, piece)
+            return self.encode(chunk, offset, room_events=records // 2, room_bytes=room_bytes, latest=latest)
+        return self._finish(chunk, offset, piece, scanned)
 
     def encode_all(
         self, chunk: Chunk, *, room_bytes: int, latest: str, start_offset: int | None = None
     ) -> Iterator[EncodedChunk]:
         """
-        Validate a chunk to its end piece by piece, where nothing is sent.
+        Validate a whole chunk, piece by piece, without sending it.
 
         Args:
-            room_bytes: Most bytes of a piece; as much as the longest record.
+            room_bytes: Maximum bytes of a piece; at least those of the longest record.
             latest: As for `encode`.
-            start_offset: Of the first record; None = the chunk's own.
+            start_offset: Offset of the first record; None = start of the chunk.
         """
         offset = chunk.start_offset if start_offset is None else start_offset
         while offset < chunk.end_offset:
@@ -182,13 +201,13 @@ class Codec:
             yield piece
             offset = piece.span.end_offset
 
-    def refuse_unseen(self, chunk: Chunk, offset: int) -> EncodedChunk:
-        """Refuse the next record without a look at what is in it; arguments and result as for `encode`."""
+    def reject_unread(self, chunk: Chunk, offset: int) -> EncodedChunk:
+        """Reject the next record without parsing it; arguments and result as for `encode`."""
         data, framing = chunk.data, chunk.stream.framing
-        start = _first_line(chunk, offset - chunk.start_offset)
-        frame = next(framing.frames(data, start), None)
+        frames = framing.frames(data, first_record(chunk, offset - chunk.start_offset))
+        frame = next((frame for frame in frames if data[frame.start : frame.end].strip(_BLANKS)), None)
         if frame is None:
-            return self._finished(chunk, offset, _Piece(len(data), b"", _NONE, [], [], [], Changes()))
+            return self._finish(chunk, offset, _Piece.rejected(len(data), []))
         rejection = Rejection(
             start_offset=chunk.start_offset + frame.start,
             end_offset=chunk.start_offset + frame.end,
@@ -197,76 +216,213 @@ class Codec:
             raw=data[frame.start : frame.end],
             header=framing.header if isinstance(framing, CsvRows) else b"",
         )
-        return self._finished(chunk, offset, _Piece(frame.cut, b"", _NONE, [], [], [rejection], Changes()))
+        return self._finish(chunk, offset, _Piece.rejected(frame.cut, [rejection]))
 
     def forget(self, encoded: EncodedChunk) -> None:
-        """Take a piece back, which is to be encoded once more."""
-        span = encoded.span
-        if span.slot >= 0:
-            self.window.take_back(span.slot, span.keys)
-        else:
-            for key in split_keys(span.event_keys[: KEY_BYTES * span.fresh]):
-                self.window.forget(key)
+        """Forget the EventIds of a piece that will be encoded again."""
+        if encoded.has_new_event_ids:
+            self.window.forget(encoded.span.event_keys[: KEY_BYTES * (encoded.events - encoded.waits)])
 
     def is_current(self, encoded: EncodedChunk) -> bool:
-        """Return whether the answers that events of a piece wait for are still to come."""
+        """Return whether the waiting events of a piece still have to wait."""
         waiting = encoded.span.event_keys[KEY_BYTES * (encoded.events - encoded.waits) :] if encoded.waits else b""
         return all(map(self.window.is_unsettled, split_keys(waiting)))
 
     def document_of(self, raw: bytes, framing: Framing) -> dict[str, object]:
-        """Return a record as the rules see it, as far as it can be read at all; for messages to people."""
-        changes = Changes()
+        """Return a record in the form that the rules check, as far as it can be parsed; for messages to users."""
+        lines: list[bytes] = []
         if isinstance(framing, CsvRows):
-            (row,) = read_rows([raw], framing)
-            lines = [] if isinstance(row, Unreadable) else self._rewriter.write([row], changes)
+            documents, _ = read_rows([raw], framing)
+            lines = self._rewriter.write(documents, Changes()) if documents else []
         else:
-            lines = self._rewriter.rewrite([raw.replace(b"\n", b"\r")], changes)
+            with suppress(RecursionError):  # a dead letter may be nested too deeply
+                lines = self._rewriter.rewrite([raw.replace(b"\n", b"\r")], Changes())
         return (document_in(lines[0]) if lines else None) or {}
 
-    def _finished(self, chunk: Chunk, offset: int, piece: _Piece) -> EncodedChunk:
-        """Leave out duplicates, and tell what became of the piece that starts at `offset`."""
-        self.changes.add(piece.changes)
+    # Take and validate the next records ------------------------------------------------------------------------------
+
+    def _take_ordinary(
+        self, chunk: Chunk, start: int, room_events: int, room_bytes: int, latest: str
+    ) -> _Scanned | None:
+        """Scan the next lines and admit the EventIds of ordinary ones; return None if there are none."""
+        if self._scan is None or self._scan[0] is not chunk:
+            self._scan = chunk, chunk.scan or NATIVE.scan(chunk.data)
+        room_bytes = max(0, room_bytes)
+        scanned = _Scanned(
+            *self._scan[1].take(chunk.data, start, room_events, room_bytes, self._max_record_bytes, latest, self.window)
+        )
+        return scanned if scanned.stretches else None
+
+    def _take_lines(self, chunk: Chunk, start: int, room_events: int, room_bytes: int, latest: str) -> _Piece | None:
+        """Validate the next lines, first unchanged and together; return None if not even one fits."""
+        data = chunk.data
+        reader = BytesIO(data)  # does not copy the data, and is faster than `split`
+        reader.seek(start)
+        lines = list(islice(reader, room_events))
+        length = sum(map(len, lines))
+        while len(lines) > 1 and length - lines[-1].endswith(b"\n") > room_bytes:  # the last newline is not sent
+            length -= len(lines.pop())
+        end = start + length
+        original = data[start:end].removesuffix(b"\n")
+        if room_bytes < len(original) <= self._max_record_bytes:  # a longer one is rejected, so it needs no room
+            return None
+        offset = chunk.start_offset + start
+        if (
+            lines
+            and not self._expects_changes
+            and max(map(len, lines)) <= self._max_record_bytes
+            and not (self._keeps_unknown and may_nest_deeply(original, len(lines)))
+        ):
+            columns = self._judge.validate(lines, latest)
+            if columns is not None:
+                return _Piece(end, [original], columns, [offset], [], [], None)
+        raws = [line.removesuffix(b"\n") for line in lines]
+        return self._separate(chunk, raws, _offsets_of(raws, offset), end, latest)
+
+    def _take_frames(self, chunk: Chunk, start: int, room_events: int, latest: str) -> _Piece:
+        """Validate the next records of an input whose records are not lines."""
+        data = chunk.data
+        if self._frames is not None and self._frames[0] is chunk and self._frames[1] == start:
+            frames = self._frames[2]  # avoids searching the chunk again for each piece
+        else:
+            frames = chunk.stream.framing.frames(data, start)
+        taken = list(islice(frames, room_events))
+        end = taken[-1].cut if len(taken) == room_events else len(data)
+        self._frames = chunk, end, frames
+        raws = [data[frame.start : frame.end] for frame in taken]
+        return self._separate(chunk, raws, [chunk.start_offset + frame.start for frame in taken], end, latest)
+
+    def _separate(self, chunk: Chunk, raws: list[bytes], offsets: list[int], end: int, latest: str) -> _Piece:
+        """Rewrite records to the wire form, and separate the valid from the invalid ones; `end` is their end."""
+        if not raws:
+            return _Piece.rejected(end, [])
+        csv = chunk.stream.framing if isinstance(chunk.stream.framing, CsvRows) else None
+        rejections: list[Rejection] = []
+        if chunk.stream.kind == "spool" and any(CUT_MARK in raw for raw in raws):
+            raws, offsets = _reject_cut(raws, offsets, rejections)
+        records = original = _reject_deep(self._drop_blanks(raws, offsets, rejections), rejections)
+        changes = Changes()
+        if records.raws and (csv is not None or self._rewriter.is_needed):
+            records = self._rewrite(original, csv, changes, rejections)
+            if csv is None:
+                self._expects_changes = self._rewriter.is_mapping or records.wires != original.wires
+        good, columns = self._judge.split(records, latest, rejections)
+        if rejections and (changes.normalized or changes.unlisted):  # rejected records do not count as rewritten
+            rejected, undone = {rejection.start_offset for rejection in rejections}, Changes()
+            affected = original.select([index for index, offset in enumerate(original.offsets) if offset in rejected])
+            self._rewrite(affected, csv, undone, [])
+            changes.normalized.subtract(undone.normalized)
+            changes.unlisted.subtract(undone.unlisted)
+        rejections.sort(key=attrgetter("start_offset"))
+        if csv is not None:
+            rejections = [replace(rejection, header=csv.header) for rejection in rejections]
+        ends = list(map(add, good.offsets, map(len, good.raws)))
+        return _Piece(end, good.wires, columns, good.offsets, ends, rejections, changes)
+
+    def _drop_blanks(self, raws: list[bytes], offsets: list[int], rejections: list[Rejection]) -> Records:
+        """Drop blank records, and reject oversized ones."""
+        if {raw[:1] for raw in raws} != {b"{"}:
+            stripped = [raw.lstrip(_HOLE) for raw in raws]
+            offsets = [offset + len(raw) - len(line) for offset, raw, line in zip(offsets, raws, stripped, strict=True)]
+            kept = [index for index, line in enumerate(stripped) if line.strip(_BLANKS)]
+            raws, offsets = [stripped[index] for index in kept], [offsets[index] for index in kept]
+        # Elements of an array may contain newlines. A carriage return is equivalent: whitespace, or an error within a
+        # string.
+        wires = [raw.replace(b"\n", b"\r") for raw in raws] if any(b"\n" in raw for raw in raws) else raws
+        return self._reject_oversized(Records(offsets, raws, wires), rejections)
+
+    def _rewrite(self, records: Records, csv: CsvRows | None, changes: Changes, rejections: list[Rejection]) -> Records:
+        """Rewrite records to the wire form, as far as the settings allow; reject unreadable rows."""
+        if csv is None:
+            wires = self._rewriter.rewrite(records.wires, changes) if records.raws else []
+        else:
+            documents, faults = read_rows(records.raws, csv)
+            records = records.reject(faults, rejections)
+            wires = self._rewriter.write(documents, changes) if documents else []
+        return self._reject_oversized(records._replace(wires=wires), rejections)
+
+    def _reject_oversized(self, records: Records, rejections: list[Rejection]) -> Records:
+        """Reject the records that are too long, before or after rewriting."""
+        limit = self._max_record_bytes
+        if max(map(len, chain(records.raws, records.wires)), default=0) <= limit:
+            return records
+        lengths = enumerate(zip(map(len, records.raws), map(len, records.wires), strict=True))
+        return records.reject({index: ("oversized", "") for index, both in lengths if max(both) > limit}, rejections)
+
+    # Finish a piece -----------------------------------------------------------------------------------------
+
+    def _must_shrink(self, chunk: Chunk, piece: _Piece, scanned: _Scanned | None, room_bytes: int) -> bool:
+        """
+        Return whether to take fewer records.
+
+        Either rewriting has made them too long, or a later ordinary line with the EventId of a validated record was
+        wrongly admitted first.
+        """
+        length = sum(map(len, piece.lines)) + len(piece.lines)
+        if scanned is None:
+            return length - 1 > room_bytes
+        if length + sum(end + 1 - start for start, end, _ in scanned.stretches) - 1 > room_bytes:
+            return True
+        if not self.window.is_on or not piece.lines:
+            return False
+        for key, start in zip(split_keys(keys_of(piece.columns.event_ids)), piece.starts, strict=True):
+            if self.window.is_unsettled(key):
+                before = sum(count for begin, _, count in scanned.stretches if chunk.start_offset + begin < start)
+                if key in split_keys(scanned.keys[KEY_BYTES * before :]):
+                    return True
+        return False
+
+    def _finish(self, chunk: Chunk, offset: int, piece: _Piece, scanned: _Scanned | None = None) -> EncodedChunk:
+        """Remove duplicates, and return the result for the piece that starts at `offset`."""
+        if piece.changes is not None:
+            self.changes.add(piece.changes)
         last_good = piece.starts[-1] if piece.starts else -1
-        repeated, waits, waiting_bytes = _NONE, 0, 0
-        is_watched = self.window.is_on and chunk.stream.kind != "replay"  # each of the letters is sent
-        event_keys = self._keys_of(piece.columns.event_ids) if self.window.is_on else b""
-        keys, slot = self._admit(event_keys) if is_watched else (b"", -1)
-        if slot is None:
-            piece, repeated, waiting = self._without_duplicates(piece, event_keys, chunk.stream)
-            waits = len(waiting)
-            waiting_bytes = 2 * sum(map(len, waiting)) + _WAITING_BYTES * waits  # in the chunk, and each by itself
-            event_keys = self._keys_of(piece.columns.event_ids)
-            keys, slot = self._admit(event_keys[: len(event_keys) - KEY_BYTES * waits])
-            assert slot is not None
-        columns = piece.columns
-        events = len(columns.event_ids)
+        is_watched = self.window.is_on and chunk.stream.kind != "replay"  # replayed letters are all sent
+        keys = self._keys_of(piece.columns.event_ids) if self.window.is_on else b""
+        repeated, waits = _NO_COLUMNS, 0
+        if is_watched and keys and not self._admit(keys):
+            piece, keys, repeated, waits = self._without_duplicates(piece, keys, chunk.stream)
+            is_new = self._admit(keys[: len(keys) - KEY_BYTES * waits])
+            assert is_new, "the keys are new and unique"
+        bounds = NO_BOUNDS
+        ledger: list[Tally] = [tally(piece.columns)] if piece.lines else []
+        if scanned is not None:
+            events = _merge(chunk, scanned, piece, keys, waits)
+            last_good = max(last_good, chunk.start_offset + scanned.stretches[-1][0])
+            ledger.insert(0, scanned.ledger)
+        else:
+            stretch = [(piece.starts[0] - chunk.start_offset, piece.end)] if piece.lines else []
+            events = _Events(stretch, b"\n".join(piece.lines), keys, piece.columns.consumer_ids)
+            places = zip(piece.starts, piece.ends, strict=False)
+            bounds = flat_bounds((start - chunk.start_offset, end - chunk.start_offset) for start, end in places)
+        count = len(events.consumer_ids)
+        waiting_bytes = sum(2 * len(line) + _WAITING_BYTES for line in piece.lines[len(piece.lines) - waits :])
         span = Span(
             stream=chunk.stream,
             start_offset=offset,
             end_offset=chunk.start_offset + piece.end,
             tail=chunk.data[max(0, piece.end - MARKER_BYTES) : piece.end],
-            records=piece.records + len(repeated.event_ids),
-            unsettled=events,
+            records=count + len(piece.rejections) + len(repeated.event_ids),
+            unsettled=count,
             duplicates=len(repeated.event_ids),
             rejections=piece.rejections,
-            chunk=chunk if events else None,
-            stretches=[(piece.starts[0] - chunk.start_offset, piece.end)] if events else (),
-            bounds=_bounds_of(piece, chunk.start_offset),
-            event_keys=event_keys,
-            keys=keys,
-            slot=slot,
-            fresh=events - waits if is_watched else 0,
-            sent_bytes=len(piece.lines) - waiting_bytes,
-            ledger=[tally(columns)],
+            chunk=chunk if count else None,
+            stretches=events.stretches,
+            bounds=bounds,
+            event_keys=events.keys,
+            sent_bytes=len(events.lines) - waiting_bytes,
+            ledger=ledger,
             repeated=[tally(repeated)] if repeated.event_ids else [],
         )
         return EncodedChunk(
             span=span,
-            lines=piece.lines,
-            events=events,
-            consumer_ids=columns.consumer_ids,
+            lines=events.lines,
+            events=count,
+            consumer_ids=events.consumer_ids,
             has_new_event_ids=is_watched,
-            repeats=repeats_in(columns.consumer_ids, piece.lines),
+            repeats=scanned.repeats
+            if scanned is not None and not piece.lines
+            else find_repeats(events.consumer_ids, events.lines),
             last_good=last_good,
             waits=waits,
         )
@@ -274,349 +430,31 @@ class Codec:
     def _keys_of(self, event_ids: list[str]) -> bytes:
         return b"".join(map(key_of, event_ids)) if self._has_any_ids else keys_of(event_ids)
 
-    def _admit(self, event_keys: bytes) -> tuple[bytes, int | None]:
-        """Return the keys of ids that are some, and the slot of the first; -1 = not together, None = one is known."""
-        keys = event_keys
+    def _admit(self, keys: bytes) -> bool:
         if self._has_any_ids:
-            keys = b"".join(key for key in split_keys(event_keys) if key != NO_KEY)
-        slot = self.window.admit(keys) if keys else -1
-        return keys, slot if len(keys) == len(event_keys) or slot is None else -1
-
-    def _scan(self, chunk: Chunk, offset: int, room_events: int, room_bytes: int, latest: str) -> EncodedChunk | None:
-        """
-        Take the next lines natively as far as nearly all of them are ordinary; the others between them are judged here.
-
-        None if the first lines are not, or have no room. Where two that are not follow one another, they begin the next
-        piece: with many others, should there be more of them.
-        """
-        data = chunk.data
-        start = end = _first_line(chunk, offset - chunk.start_offset)
-        runs: list[EncodedChunk] = []
-        others: list[tuple[int, int]] = []
-        taken, is_left, others_min = 0, False, 0 if self._not_scanned_next else _OTHERS_MIN
-        while True:
-            room = room_events - taken - len(others)
-            run, is_stopped = self._scan_run(chunk, end, room, room_bytes - (end - start), latest)
-            if run is not None:
-                runs.append(run)
-                taken += run.events
-                end = run.span.end_offset - chunk.start_offset
-            elif is_stopped and taken:
-                end, _ = others.pop()
-                is_left = True
-            is_left = is_left or (is_stopped and len(others) == others_min + taken // _OTHERS_SHARE)
-            if is_left or not is_stopped:
-                break
-            newline = data.find(b"\n", end)
-            line_end = len(data) if newline < 0 else newline
-            if line_end - start > room_bytes:
-                break
-            others.append((end, line_end))
-            end = min(line_end + 1, len(data))
-        # Where few lines are ordinary, more and more of them are judged before the scanner is asked again.
-        is_few = is_left and taken < _RUN_MIN
-        self._not_scanned = min(max(_RUN_MIN, 2 * self._not_scanned_next), ADMITTED_MAX) if is_few else 0
-        self._not_scanned_next = self._not_scanned
-        if not taken:
-            return None
-        runs[0].span.start_offset = offset
-        if not others:
-            return runs[0]
-        raws = [data[begin:stop] for begin, stop in others]
-        starts = [chunk.start_offset + begin for begin, _ in others]
-        piece = self._sorted_out(raws, starts, end, latest, may_be_cut=_may_be_cut(chunk, start, end))
-        length = len(piece.lines) + sum(len(run.lines) + 1 for run in runs)
-        if length > room_bytes or self._comes_before(piece, runs):
-            for run in reversed(runs):
-                self.forget(run)
-            self._not_scanned = taken + len(others)
-            return None
-        return self._joined(offset, runs, self._finished(chunk, offset, piece))
-
-    def _scan_run(
-        self, chunk: Chunk, start: int, room_events: int, room_bytes: int, latest: str
-    ) -> tuple[EncodedChunk | None, bool]:
-        """Take ordinary lines that follow one another; also tells whether the next one is not, or is known."""
-        data = chunk.data
-        if self._scanned is None or self._scanned[0] is not chunk:
-            self._scanned = chunk, chunk.scan or NATIVE.scan(data)
-        events, end, slot, keys, consumer_ids, repeats, ledger, is_stopped = self._scanned[1].take(
-            data, start, room_events, max(0, room_bytes), self._max_record_bytes, latest, self.window
-        )
-        if not events:
-            return None, is_stopped
-        lines = data[start : end - 1] if data.endswith(b"\n", start, end) else data[start:end]
-        span = Span(
-            stream=chunk.stream,
-            start_offset=chunk.start_offset + start,
-            end_offset=chunk.start_offset + end,
-            tail=data[max(0, end - MARKER_BYTES) : end],
-            records=events,
-            unsettled=events,
-            chunk=chunk,
-            stretches=((start, end),),
-            event_keys=keys,
-            keys=keys,
-            slot=slot,
-            fresh=events if self.window.is_on else 0,
-            sent_bytes=len(lines),
-            ledger=[ledger],
-        )
-        run = EncodedChunk(
-            span=span,
-            lines=lines,
-            events=events,
-            consumer_ids=memoryview(consumer_ids).cast("q"),
-            has_new_event_ids=self.window.is_on,
-            repeats=[(ordinal, begin - start, stop - start) for ordinal, begin, stop in repeats],
-            last_good=span.start_offset,
-        )
-        return run, is_stopped
-
-    def _comes_before(self, piece: _Piece, runs: list[EncodedChunk]) -> bool:
-        """Return whether a record has the EventId of one in a run behind it, which has taken its place."""
-        if not self.window.is_on:
-            return False
-        return any(
-            self.window.is_unsettled(key)
-            and any(key in split_keys(run.span.keys) for run in runs if run.span.start_offset > start)
-            for key, start in zip(split_keys(keys_of(piece.columns.event_ids)), piece.starts, strict=True)
-        )
-
-    def _joined(self, offset: int, runs: list[EncodedChunk], others: EncodedChunk) -> EncodedChunk:
-        """Put records that were judged by themselves into their places between runs; those that wait to the end."""
-        span = others.span
-        bounds = zip(span.bounds[::2], span.bounds[1::2], strict=True)
-        keys = split_keys(span.event_keys) or (b"",) * others.events
-        singles = zip(bounds, others.lines.split(b"\n"), keys, others.consumer_ids, strict=False)
-        parts = [_Part((place,), line, key, (consumer_id,)) for place, line, key, consumer_id in singles]
-        fresh = others.events - others.waits
-        parts[:fresh] = sorted(
-            [*parts[:fresh], *(_Part(run.span.stretches, run.lines, run.span.keys, run.consumer_ids) for run in runs)],
-            key=attrgetter("stretches"),
-        )
-        for each in (others, *reversed(runs)):
-            self.forget(each)
-        events = others.events + sum(run.events for run in runs)
-        lines, event_keys = b"\n".join([part.lines for part in parts]), b"".join([part.keys for part in parts])
-        consumer_ids = list(chain.from_iterable(part.consumer_ids for part in parts))
-        admitted = event_keys[: len(event_keys) - KEY_BYTES * others.waits]
-        slot = self.window.admit(admitted) if self.window.is_on else -1
-        assert slot is not None, "each of them was new by itself, and none stands twice"
-        joined = replace(
-            span,
-            start_offset=offset,
-            records=span.records + sum(run.events for run in runs),
-            unsettled=events,
-            chunk=runs[0].span.chunk,
-            stretches=[place for part in parts for place in part.stretches],
-            bounds=NO_BOUNDS,
-            event_keys=event_keys,
-            keys=admitted,
-            slot=slot,
-            fresh=events - others.waits if self.window.is_on else 0,
-            sent_bytes=span.sent_bytes + sum(run.span.sent_bytes for run in runs),
-            ledger=[tally for each in (*runs, others) for tally in each.span.ledger],
-        )
-        return EncodedChunk(
-            span=joined,
-            lines=lines,
-            events=events,
-            consumer_ids=consumer_ids,
-            has_new_event_ids=self.window.is_on,
-            repeats=repeats_in(consumer_ids, lines),
-            last_good=max(others.last_good, runs[-1].last_good),
-            waits=others.waits,
-        )
-
-    def _take_lines(self, chunk: Chunk, start: int, room_events: int, room_bytes: int, latest: str) -> _Piece | None:
-        """Judge the next lines, all at once if they are good; None if not one of them fits."""
-        data = chunk.data
-        start = _first_line(chunk, start)
-        end, count, array = self._cut(data, start, room_events, room_bytes)
-        if end == start and end < len(data):
-            return None
-        lines = data[start : end - 1] if data.endswith(b"\n", start, end) else data[start:end]
-        if (
-            count
-            and not self._expects_rewriting
-            and (len(lines) <= self._max_record_bytes or not self._may_have_long_line(lines))
-            and not (self._keeps_unknown and may_nest_deeply(lines, count))
-        ):
-            columns = self._judge.validate(array, count, latest)
-            if columns is not None:
-                return _Piece(end, lines, columns, [chunk.start_offset + start], [], [], Changes())
-        raws = lines.split(b"\n")
-        offsets = _line_offsets(raws, chunk.start_offset + start)
-        return self._sorted_out(raws, offsets, end, latest, may_be_cut=_may_be_cut(chunk, start, end))
-
-    def _take_frames(self, chunk: Chunk, start: int, room_events: int, latest: str) -> _Piece:
-        """Judge the next records of an input in which a record is not a line."""
-        data, framing = chunk.data, chunk.stream.framing
-        start = first_record(chunk, start)
-        walk, self._walk = self._walk, None
-        if walk is None or walk.chunk is not chunk or walk.start != start:
-            frames = framing.frames(data, start)
-            walk = _Walk(chunk, start, next(frames, None), frames)
-        taken = [] if walk.first is None else [walk.first, *islice(walk.others, room_events - 1)]
-        raws = [data[begin:end] for begin, end, _ in taken]
-        starts = [chunk.start_offset + begin for begin, _, _ in taken]
-        end = len(data)
-        if (following := next(walk.others, None)) is not None:
-            end = taken[-1].cut
-            self._walk = _Walk(chunk, end, following, walk.others)
-        csv = framing if isinstance(framing, CsvRows) else None
-        return self._sorted_out(raws, starts, end, latest, csv, may_be_cut=_may_be_cut(chunk, start, end))
-
-    def _sorted_out(
-        self,
-        raws: list[bytes],
-        offsets: list[int],
-        end: int,
-        latest: str,
-        csv: CsvRows | None = None,
-        *,
-        may_be_cut: bool = False,
-    ) -> _Piece:
-        """Bring records into the wire form and part the good ones from the bad ones; `end` is where they end."""
-        rejections: list[Rejection] = []
-        if may_be_cut:
-            raws, offsets = _without_cut(raws, offsets, rejections)
-        records = whole = _shallow(self._without_blanks(raws, offsets, rejections), rejections)
-        changes = Changes()
-        if records.raws and (csv is not None or self._rewriter.is_needed):
-            records = self._rewritten(whole, csv, changes, rejections)
-            if csv is None:
-                self._expects_rewriting = self._rewriter.is_mapping or records.wires != whole.wires
-        good = self._judge.part(records, latest, rejections)
-        if rejections and (changes.normalized or changes.unlisted):  # what is refused was not rewritten in the end
-            refused, undone = {rejection.start_offset for rejection in rejections}, Changes()
-            at_fault = whole.only([at for at, offset in enumerate(whole.offsets) if offset in refused])
-            self._rewritten(at_fault, csv, undone, [])
-            changes.normalized.subtract(undone.normalized)
-            changes.unlisted.subtract(undone.unlisted)
-        rejections.sort(key=attrgetter("start_offset"))
-        if csv is not None:
-            rejections = [replace(rejection, header=csv.header) for rejection in rejections]
-        return _Piece(end, good.lines, good.columns, good.starts, good.ends, rejections, changes)
-
-    def _rewritten(
-        self, records: Records, csv: CsvRows | None, changes: Changes, rejections: list[Rejection]
-    ) -> Records:
-        """Bring records into the wire form, as far as the settings say."""
-        if not records.raws:
-            return records
-        if csv is not None:
-            return self._read_rows(records, csv, changes, rejections)
-        wires = self._rewriter.rewrite(records.wires, changes)
-        return self._fitting(records._replace(wires=wires), rejections)
-
-    def _without_blanks(self, raws: list[bytes], offsets: list[int], rejections: list[Rejection]) -> Records:
-        """Leave out what is no record, and what is too long for one."""
-        if {raw[:1] for raw in raws} != {b"{"}:
-            bare = [raw.lstrip(_HOLE) for raw in raws]
-            offsets = [offset + len(raw) - len(line) for offset, raw, line in zip(offsets, raws, bare, strict=True)]
-            kept = [index for index, line in enumerate(bare) if line.strip(_BLANKS)]
-            raws, offsets = [bare[index] for index in kept], [offsets[index] for index in kept]
-        # Elements of an array may be written over several lines. A carriage return is as good as that newline where it
-        # is white space, and as bad within a string.
-        wires = [raw.replace(b"\n", b"\r") for raw in raws] if any(b"\n" in raw for raw in raws) else raws
-        return self._fitting(Records(offsets, raws, wires), rejections)
-
-    def _fitting(self, records: Records, rejections: list[Rejection]) -> Records:
-        """Refuse the records that are too long, as they came or as they would be sent."""
-        if max(map(len, chain(records.raws, records.wires)), default=0) <= self._max_record_bytes:
-            return records
-        fitting = []
-        for index, forms in enumerate(zip(records.raws, records.wires, strict=True)):
-            if max(map(len, forms)) > self._max_record_bytes:
-                rejections.append(records.refused(index, "oversized"))
-            else:
-                fitting.append(index)
-        return records.only(fitting)
-
-    def _read_rows(self, records: Records, csv: CsvRows, changes: Changes, rejections: list[Rejection]) -> Records:
-        """Make JSON of rows; those that cannot be read are added to `rejections`."""
-        readable: list[int] = []
-        documents: list[dict[str, str]] = []
-        for index, row in enumerate(read_rows(records.raws, csv)):
-            if isinstance(row, Unreadable):
-                rejections.append(records.refused(index, *row))
-            else:
-                readable.append(index)
-                documents.append(row)
-        wires = self._rewriter.write(documents, changes) if documents else []
-        return self._fitting(records.only(readable)._replace(wires=wires), rejections)
-
-    def _cut(self, data: bytes, start: int, room_events: int, room_bytes: int) -> tuple[int, int, bytes]:
-        """
-        Find where a piece of at most `room_events` lines ends, and make the array that the fast path decodes.
-
-        Counting newlines costs as much as checking a column. So the end is guessed from the mean line length, a
-        little short; how many lines that was is told by the splicing that has to be done anyway; the few missing
-        ones are walked.
-
-        Returns:
-            The end (after a newline or at the end of the data; `start` if no line fits), the number of lines,
-            and the array: `[line,null,\\nline,null,\\n ... null]`.
-        """
-        limit = min(len(data), start + room_bytes + 1)  # the last newline of a piece does not come into a body
-        guess = min(limit, start + int(self._mean_line_bytes * room_events * 0.98))
-        end = max(start, data.rfind(b"\n", start, guess) + 1)
-        guessed = data[start:end].replace(b"\n", SEPARATOR)
-        count = (len(guessed) - (end - start)) // (len(SEPARATOR) - 1)
-        if count > room_events:
-            end, guessed, count = start, b"", 0
-        walked = end
-        while count < room_events and walked < limit:
-            newline = data.find(b"\n", walked, limit)
-            if newline < 0:
-                break
-            walked = newline + 1
-            count += 1
-        rest = data[end:walked].replace(b"\n", SEPARATOR)
-        if walked < len(data) <= start + room_bytes and count < room_events and data.find(b"\n", walked) < 0:
-            rest += data[walked:] + SEPARATOR  # the last line of an input that has ended
-            walked = len(data)
-            count += 1
-        if not count:
-            newline = data.find(b"\n", start)
-            line_end = len(data) if newline < 0 else newline
-            if line_end - start > self._max_record_bytes:  # it will be refused, so it needs no room
-                walked, count = min(line_end + 1, len(data)), 1
-        if count:
-            self._mean_line_bytes = min((walked - start) / count, self._max_record_bytes)
-        return walked, count, b"".join((b"[", guessed, rest, b"null]"))
-
-    def _may_have_long_line(self, lines: bytes) -> bool:
-        """
-        Return whether a line may exceed the limit; False is certain.
-
-        A line longer than the limit covers one of the windows of half that size, so a newline in each of them
-        proves that there is none.
-        """
-        window = max(1, self._max_record_bytes // 2)
-        return any(lines.find(b"\n", at, at + window) < 0 for at in range(0, len(lines) - window + 1, window))
+            keys = b"".join(key for key in split_keys(keys) if key != NO_KEY)
+        return not keys or self.window.admit(keys)
 
     def _without_duplicates(
         self, piece: _Piece, event_keys: bytes, stream: Stream
-    ) -> tuple[_Piece, Columns, list[bytes]]:
+    ) -> tuple[_Piece, bytes, Columns, int]:
         """
-        Leave out the events whose EventId was accepted, and put those whose EventId is unsettled to the end.
+        Remove the events whose EventId was accepted, and move those whose EventId is unsettled to the end.
 
         Returns:
-            The piece, the events that are left out, and the lines of those at the end.
+            The piece, the keys of its events, the removed events, and the number of events moved to the end.
         """
-        lines = piece.lines.split(b"\n")
-        starts, ends = piece.starts, piece.ends
+        lines, starts, ends = piece.lines, piece.starts, piece.ends
         if not ends:
-            starts = _line_offsets(lines, starts[0])
+            lines = lines[0].split(b"\n")
+            starts = _offsets_of(lines, starts[0])
             ends = list(map(add, starts, map(len, lines)))
+        keys = split_keys(event_keys)
         seen: set[bytes] = set()
         new: list[int] = []
         waiting: list[int] = []
         repeated: list[Any] = []
-        for index, key in enumerate(split_keys(event_keys)):
+        for index, key in enumerate(keys):
             if self.window.is_accepted(key):
                 repeated.append(piece.columns.events[index])
                 if self._on_duplicate is not None:
@@ -627,44 +465,17 @@ class Codec:
                 seen.add(key)
                 new.append(index)
         kept = new + waiting
-        left = piece._replace(
-            lines=b"\n".join([lines[index] for index in kept]),
+        kept_piece = piece._replace(
+            lines=[lines[index] for index in kept],
             columns=Columns.of([piece.columns.events[index] for index in kept]),
             starts=[starts[index] for index in kept],
             ends=[ends[index] for index in kept],
         )
-        return left, Columns.of(repeated), [lines[index] for index in waiting]
-
-    @staticmethod
-    def _refuse_oversized(chunk: Chunk) -> EncodedChunk:
-        """Settle a line of which only the position is known."""
-        rejection = Rejection(
-            start_offset=chunk.start_offset,
-            end_offset=chunk.end_offset,
-            rule="oversized",
-            message=MESSAGES["oversized"],
-            raw=b"",
-        )
-        span = Span(
-            stream=chunk.stream,
-            start_offset=chunk.start_offset,
-            end_offset=chunk.end_offset,
-            tail=b"",
-            records=1,
-            unsettled=0,
-            rejections=[rejection],
-        )
-        return EncodedChunk(
-            span=span,
-            lines=b"",
-            events=0,
-            consumer_ids=(),
-            has_new_event_ids=True,
-        )
+        return kept_piece, b"".join([keys[index] for index in kept]), Columns.of(repeated), len(waiting)
 
 
 def first_record(chunk: Chunk, start: int) -> int:
-    """Return where the first record after `start` begins: behind a byte-order mark or the header of the input."""
+    """Return the start of the first record from `start` on, skipping a byte-order mark or a header."""
     if chunk.start_offset + start:
         return start
     framing = chunk.stream.framing
@@ -674,14 +485,14 @@ def first_record(chunk: Chunk, start: int) -> int:
 
 
 def _first_line(chunk: Chunk, start: int) -> int:
-    """Return where the first line after `start` begins that is not blank; there may be millions that are."""
+    """Return the start of the first nonblank line at or after `start`; there may be millions of blank lines."""
     start = first_record(chunk, start)
-    blank = _BLANK_LINES.match(chunk.data, start)
+    blank = _BLANK_LINES.match(chunk.data, start) if chunk.stream.framing is LINES else None
     return blank.end() if blank else start
 
 
-def repeats_in(consumer_ids: Sequence[int], lines: bytes) -> list[tuple[int, int, int]]:
-    """Find the events whose ConsumerID stands in an event before: ordinal, start and end in `lines`."""
+def find_repeats(consumer_ids: Sequence[int], lines: bytes) -> list[tuple[int, int, int]]:
+    """Return the events that repeat the ConsumerID of an earlier one: ordinal, start and end in `lines`."""
     count = len(consumer_ids)
     first = dict(zip(reversed(consumer_ids), range(count - 1, -1, -1), strict=True))
     if len(first) == count:
@@ -695,45 +506,79 @@ def repeats_in(consumer_ids: Sequence[int], lines: bytes) -> list[tuple[int, int
     return repeats
 
 
-def _bounds_of(piece: _Piece, origin: int) -> array[int]:
-    """Return where the good records stand in the chunk's data; nothing if they are its lines from the first one on."""
-    if not piece.ends:
-        return NO_BOUNDS
-    return flat_bounds((start - origin, end - origin) for start, end in zip(piece.starts, piece.ends, strict=True))
+def _merge(chunk: Chunk, scanned: _Scanned, piece: _Piece, keys: bytes, waits: int) -> _Events:
+    """Merge validated events with the ordinary lines in input order, and put waiting events at the end."""
+    ordinary: list[_Events] = []
+    consumer_ids = memoryview(scanned.consumer_ids).cast("q")
+    done = 0
+    for start, end, count in scanned.stretches:
+        keys_there = scanned.keys[KEY_BYTES * done : KEY_BYTES * (done + count)]
+        ordinary.append(_Events([(start, end)], chunk.data[start:end], keys_there, consumer_ids[done : done + count]))
+        done += count
+    if not piece.lines and len(ordinary) == 1:
+        return ordinary[0]
+    places = [
+        [(start - chunk.start_offset, end - chunk.start_offset)]
+        for start, end in zip(piece.starts, piece.ends, strict=True)
+    ]
+    each_key = split_keys(keys) or [b""] * len(places)
+    singles = list(map(_Events, places, piece.lines, each_key, zip(piece.columns.consumer_ids, strict=True)))
+    new = len(singles) - waits
+    parts = sorted([*ordinary, *singles[:new]], key=attrgetter("stretches")) + singles[new:]
+    return _Events(
+        [part.stretches[0] for part in parts],
+        b"\n".join([part.lines for part in parts]),
+        b"".join([part.keys for part in parts]),
+        list(chain.from_iterable(part.consumer_ids for part in parts)),
+    )
 
 
-def _may_be_cut(chunk: Chunk, start: int, end: int) -> bool:
-    """Return whether the spool has kept only the beginning of some record."""
-    return chunk.stream.kind == "spool" and chunk.data.find(CUT_MARK, start, end) >= 0
+def _reject_oversized_line(chunk: Chunk) -> EncodedChunk:
+    """Reject an oversized line, of which only the position is known."""
+    rejection = Rejection(
+        start_offset=chunk.start_offset,
+        end_offset=chunk.end_offset,
+        rule="oversized",
+        message=MESSAGES["oversized"],
+        raw=b"",
+    )
+    span = Span(
+        stream=chunk.stream,
+        start_offset=chunk.start_offset,
+        end_offset=chunk.end_offset,
+        tail=b"",
+        records=1,
+        unsettled=0,
+        rejections=[rejection],
+    )
+    return EncodedChunk(span=span, lines=b"", events=0, consumer_ids=(), has_new_event_ids=True)
 
 
-def _without_cut(raws: list[bytes], offsets: list[int], rejections: list[Rejection]) -> tuple[list[bytes], list[int]]:
-    """Refuse the records of which only the beginning is there, whatever it may look like."""
-    left: list[int] = []
+def _reject_cut(raws: list[bytes], offsets: list[int], rejections: list[Rejection]) -> tuple[list[bytes], list[int]]:
+    """Reject the records of which the spool stored only the beginning."""
+    complete: list[int] = []
     for index, (raw, offset) in enumerate(zip(raws, offsets, strict=True)):
-        cut = cut_record(raw)
+        cut = parse_cut_record(raw)
         if cut is None:
-            left.append(index)
+            complete.append(index)
             continue
-        kept, whole_bytes = cut
-        message = f"{MESSAGES['oversized']}; cut: its first {len(kept):,} of {whole_bytes:,} bytes are kept"
-        refused = Records([offset], [kept], [kept]).refused(0, "oversized", message)
-        rejections.append(replace(refused, end_offset=offset + len(raw), whole_bytes=whole_bytes))
-    return [raws[index] for index in left], [offsets[index] for index in left]
+        beginning, whole_bytes = cut
+        message = f"{MESSAGES['oversized']}; cut: only its first {len(beginning):,} of {whole_bytes:,} bytes are stored"
+        rejection = Records([offset], [beginning], [beginning]).rejection(0, "oversized", message)
+        rejections.append(replace(rejection, end_offset=offset + len(raw), whole_bytes=whole_bytes))
+    return [raws[index] for index in complete], [offsets[index] for index in complete]
 
 
-def _line_offsets(lines: list[bytes], first: int) -> list[int]:
-    """Return where each line begins."""
+def _offsets_of(lines: list[bytes], first: int) -> list[int]:
+    """Return the offset of each line."""
     ends = accumulate(map(len, lines), lambda offset, length: offset + length + 1, initial=first)
     return list(ends)[:-1]
 
 
-def _shallow(records: Records, rejections: list[Rejection]) -> Records:
-    """Refuse the records that are nested too deep."""
+def _reject_deep(records: Records, rejections: list[Rejection]) -> Records:
+    """Reject the records that are nested too deeply."""
     objects = [raw[:1] for raw in records.raws].count(b"{")
     if not may_nest_deeply(b"".join(records.raws), objects):
         return records
-    is_deep = list(map(nests_deeply, records.raws))
-    message = f"the line is nested deeper than {NESTING_MAX} levels"
-    rejections += (records.refused(index, "json", message) for index, deep in enumerate(is_deep) if deep)
-    return records.only([index for index, deep in enumerate(is_deep) if not deep])
+    fault = "json", f"the line is nested deeper than {NESTING_MAX} levels"
+    return records.reject({i: fault for i, raw in enumerate(records.raws) if nests_deeply(raw)}, rejections)

@@ -1,27 +1,30 @@
 """
-Suggests a `records.mapping` for records with other names of fields, by these names and the form of the values.
+Suggests a `records.mapping` for records with other field names, based on names and values.
 
-No value of a record is part of a suggestion.
+Suggestions contain no values of records.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
+from shipper.codec.judge import Judge
 from shipper.codec.normalize import Normalizer, normalizers, timestamps
-from shipper.codec.rules import ANY_TIME, are_btags, are_event_ids, are_ips, are_timestamps
+from shipper.codec.rules import ANY_TIME
 from shipper.config.mapping import FIELDS
+from shipper.config.settings import RecordsSettings
 
 _DEPTH_MAX: Final = 4
 _COLUMNS_MAX: Final = 1000
-FITTING: Final = 0.5
-"""With fewer of the values that are there in the form of a field, they need a change."""
-_FORM_ALONE: Final = 0.9
-_UNRELATED: Final = 1000  # as a place among names
+FIT_MIN: Final = 0.5
+"""Minimum share of valid values in a column; below it, the values must be changed."""
+_FIT_BY_VALUES_MIN: Final = 0.9
+_UNRELATED: Final = 1000  # as a distance
+_JUDGE: Final = Judge(RecordsSettings())
 
 _NAMES: Final[dict[str, str]] = {
     "EventId": "eventid eventuuid eventguid uuid guid messageid recordid registrationid id",
@@ -40,47 +43,39 @@ _NAMES: Final[dict[str, str]] = {
     "ConsumerState": "consumerstate statecode state province region usstate",
 }
 _IN_UTC: Final = {"Timestamp": partial(timestamps, zone=UTC)}
-_letters2: Final = re.compile(r"[A-Z]{2}").fullmatch
-_letters3: Final = re.compile(r"[A-Z]{3}").fullmatch
-
-
-def _is_id(value: Any) -> bool:
-    return type(value) is int and 0 < value < 2**63
-
-
-def _is_text(check: Callable[[str], object]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, str) and bool(check(value))
-
-
-_FORMS: Final[dict[str, Callable[[Any], bool]]] = {
-    "EventId": _is_text(lambda value: len(value) == 36 and are_event_ids([value])),
-    "IP": _is_text(lambda value: are_ips([value])),
-    "Timestamp": _is_text(lambda value: len(value) == 20 and are_timestamps([value], ANY_TIME)),
-    "BTag": _is_text(lambda value: are_btags([value])),
-    "ConsumerID": _is_id,
-    "ConsumerCountry": _is_text(_letters2),
-    "ConsumerCurrencyID": _is_text(_letters3),
-    "BrandID": _is_id,
-    "ConsumerState": _is_text(_letters2),
-}
-_TELLING: Final = ("EventId", "IP", "Timestamp", "BTag")  # whose form is nobody else's
+_DISTINCTIVE: Final = ("EventId", "IP", "Timestamp", "BTag")  # recognisable by their values alone
 
 
 class Suggestion(NamedTuple):
     """
-    Where a field may come from.
+    A suggested source of a field.
 
     Attributes:
-        path: Empty = nothing was found.
-        fit: Which part of the values that are there has the form of the field, from 0 to 1.
-        is_by_form: The name tells nothing.
-        is_local: The values are times without an offset.
+        path: Empty = no suggestion.
+        fit: Share of nonempty values that are valid for the field, from 0 to 1.
+        is_by_values: Suggested only by its values, not by its name.
+        is_local: The values are times without an offset, and their zone is not known.
     """
 
     path: str = ""
     fit: float = 0.0
-    is_by_form: bool = False
+    is_by_values: bool = False
     is_local: bool = False
+
+
+class Suggestions(NamedTuple):
+    """
+    Suggestions for records.
+
+    Attributes:
+        by_field: The source of each field.
+        unused: The paths that are not suggested.
+        unnameable: Names that no path leads to: empty ones, and names with a dot in an object.
+    """
+
+    by_field: dict[str, Suggestion]
+    unused: list[str]
+    unnameable: list[str]
 
 
 def suggest(
@@ -89,83 +84,88 @@ def suggest(
     *,
     used: Collection[str] = (),
     assume_timezone: str | None = None,
-) -> tuple[dict[str, Suggestion], list[str]]:
+) -> Suggestions:
     """
-    Find a source for each field.
+    Suggest a source for each field.
 
     Args:
-        documents: Some records; text of CSV, or what JSON has.
-        fields: Those that need one.
-        used: Paths that are the source of other fields.
-        assume_timezone: Of times without an offset, as for `normalizers`.
-    Returns:
-        By field, and the paths that are left.
+        documents: Sample records: strings from CSV, or values from JSON.
+        fields: The fields that need a source.
+        used: Paths that are sources of other fields.
+        assume_timezone: Zone of times without an offset, as for `normalizers`.
     """
     columns: dict[str, list[Any]] = {}
+    unnameable: dict[str, None] = {}
     for document in documents:
-        for path, value in _leaves(document):
-            if path in columns or len(columns) < _COLUMNS_MAX:
+        for path, value, has_path in _leaves(document):
+            if not has_path:
+                if len(unnameable) < _COLUMNS_MAX:
+                    unnameable[path] = None
+            elif path in columns or len(columns) < _COLUMNS_MAX:
                 columns.setdefault(path, []).append(value)
     normalize = normalizers(assume_timezone, relaxed=())
     ranked = sorted(
         (_rank(field, path, values, normalize) for field in fields for path, values in columns.items()),
-        key=lambda each: each[0],
+        key=itemgetter(0),
     )
-    found: dict[str, Suggestion] = {}
+    suggestions = dict.fromkeys(fields, Suggestion())
     taken = set(used)
-    for (_, place, _), field, suggestion in ranked:
-        if place < _UNRELATED and field not in found and suggestion.path not in taken:
-            found[field] = suggestion
+    for (_, distance, _), field, suggestion in ranked:
+        if distance < _UNRELATED and not suggestions[field].path and suggestion.path not in taken:
+            suggestions[field] = suggestion
             taken.add(suggestion.path)
-    return {field: found.get(field, Suggestion()) for field in fields}, [path for path in columns if path not in taken]
+    return Suggestions(suggestions, [path for path in columns if path not in taken], list(unnameable))
 
 
 def _rank(
     field: str, path: str, values: Sequence[Any], normalize: Mapping[str, Normalizer]
 ) -> tuple[tuple[bool, int, int], str, Suggestion]:
-    """Rank how well a column goes with a field: first those whose values fit, then by the name."""
-    there = [value for value in values if value not in (None, "")]
-    fit = _fit(field, there, normalize)
-    is_local = field == "Timestamp" and fit < FITTING <= _fit(field, there, _IN_UTC)
-    place = _place_of(field, path)
-    is_by_form = place >= _UNRELATED and field in _TELLING and fit >= _FORM_ALONE
-    if is_by_form:
-        place = _UNRELATED - 1
-    return (fit < FITTING and not is_local, place, len(path)), field, Suggestion(path, fit, is_by_form, is_local)
+    """Return a sort key for a column as the source of a field, by values and then by name, and the suggestion."""
+    values = [value for value in values if value not in (None, "")]
+    fit = _fit(field, values, normalize)
+    local_fit = _fit(field, values, _IN_UTC) if field == "Timestamp" and fit < FIT_MIN else 0.0
+    is_local = local_fit >= FIT_MIN
+    distance = _name_distance(field, path)
+    is_by_values = distance >= _UNRELATED and field in _DISTINCTIVE and max(fit, local_fit) >= _FIT_BY_VALUES_MIN
+    if is_by_values:
+        distance = _UNRELATED - 1
+    return (fit < FIT_MIN and not is_local, distance, len(path)), field, Suggestion(path, fit, is_by_values, is_local)
 
 
 def _fit(field: str, values: Sequence[Any], normalize: Mapping[str, Normalizer]) -> float:
-    """Return which part of values has the form of a field once they are normalised."""
-    form = _FORMS.get(field)
-    if form is None or not values:
-        return float(form is None)
-    fitting = normalize[field](list(values)) if field in normalize else values
-    return sum(map(form, fitting)) / len(values)
+    """Return the share of values that are valid for a field after normalisation."""
+    values = list(values) or [""]  # a column without values is valid for a field that may be empty
+    normalized = normalize[field](values) if field in normalize else values
+    return sum(_JUDGE.is_good(field, value, ANY_TIME) for value in normalized) / len(values)
 
 
-def _place_of(field: str, path: str) -> int:
-    """Return how near a name is to a field's: 0 = the same; `_UNRELATED` = not at all."""
+def _name_distance(field: str, path: str) -> int:
+    """Return how close a name is to a field's: 0 = equal; `_UNRELATED` = unrelated."""
     if path == field:
         return 0
     names = _NAMES[field].split()
-    whole, last = _folded(path), _folded(path.rpartition(".")[2])
-    for place, name in enumerate(names, 1):
+    whole, last = _fold(path), _fold(path.rpartition(".")[2])
+    for distance, name in enumerate(names, 1):
         if name in (whole, last):
-            return place
-    for place, name in enumerate(names, 1):
+            return distance
+    for distance, name in enumerate(names, 1):
         if len(name) >= 4 and (whole.endswith(name) or whole.startswith(name)):
-            return place + len(names)
+            return distance + len(names)
     return _UNRELATED
 
 
-def _folded(name: str) -> str:
+def _fold(name: str) -> str:
     return "".join(filter(str.isalnum, name.casefold()))
 
 
-def _leaves(document: Mapping[str, Any], prefix: str = "", depth: int = 1) -> Iterator[tuple[str, Any]]:
+def _leaves(
+    document: Mapping[str, Any], prefix: str = "", depth: int = 1, *, has_path: bool = True
+) -> Iterator[tuple[str, Any, bool]]:
+    """Yield path and value of each field, and whether a mapping with this path would find it."""
     for name, value in document.items():
         path = f"{prefix}{name}"
+        is_step = has_path and bool(name) and "." not in name
         if isinstance(value, dict) and depth < _DEPTH_MAX and value:
-            yield from _leaves(value, f"{path}.", depth + 1)
-        elif "." not in name and name:  # a path could not name it
-            yield path, value
+            yield from _leaves(value, f"{path}.", depth + 1, has_path=is_step)
+        else:
+            yield path, value, is_step or (depth == 1 and bool(name))

@@ -1,1 +1,1 @@
-"""The settings: every key, where each may be written, and references to secrets."""
+"""The settings: all keys, their sources, and references to secrets."""

@@ -1,10 +1,9 @@
 """
-Reads the layers of the settings, and converts the values to the settings' types.
+Reads the layers of the settings, and converts the values to the types of the settings.
 
-Two steps. `read_written` collects the values of all layers by dotted key; a later layer replaces the whole value
-of an earlier one, so that `{ env = … }` in the file and `{ file = … }` in the environment do not mix.
-`build` converts each value to the type of its field and names, for every error, the key and its source.
-This module knows no key: the Structs that are passed in define them.
+`read_entries` collects the values of all layers by dotted key. A later layer replaces the whole value of an earlier
+one, so `{ env = … }` in the file and `{ file = … }` in the environment are not mixed. `build` converts each value to
+the type of its field. The keys are those of the Structs passed in.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from msgspec import Struct
 from shipper.config.schema import Leaf, expectation, leaves, section_in
 from shipper.config.secrets import LiteralSecret, Secret, decode_secret
 from shipper.model.errors import ConfigError
-from shipper.system.files import identity_of
+from shipper.system.files import stat_signature
 
 ENVIRONMENT_PREFIX: Final = "SHIPPER__"
 USUAL_FILES: Final = (Path("shipper.toml"), Path("/etc/shipper/shipper.toml"))
@@ -38,250 +37,226 @@ _QUOTED: Final = re.compile(r""""(?:[^"\\]|\\.)*"|'[^']*'""")
 S = TypeVar("S", bound=Struct)
 
 
-class Written(NamedTuple):
-    """A value as it was written, and where."""
+class Entry(NamedTuple):
+    """A value and its source."""
 
     value: Any
     source: str
-    is_text: bool = False  # from the environment or --set: "10" is a number if the field is one
+    is_text: bool = False  # from the environment or --set, where "10" may be a number
 
 
-# --- what was written ---
-
-
-def read_written(
+def read_entries(
     root: type[Struct],
     *,
     config_path: str | PathLike[str] | None,
     environ: Mapping[str, str],
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] = MappingProxyType({}),
-) -> dict[str, Written]:
+) -> dict[str, Entry]:
     """
-    Collect every key that was written anywhere; of several sources the last wins.
+    Collect the keys of all layers; the last layer wins.
 
     Returns:
-        Dotted key -> value and source; no defaults.
+        Entries by dotted key, without defaults.
     Raises:
         ConfigError: A file cannot be read, or a key does not exist.
     """
     known = {leaf.key: leaf for leaf in leaves(root)}
-    layers: list[list[tuple[tuple[str, ...], Written]]] = [
+    variables = sorted(name for name in environ if name.startswith(ENVIRONMENT_PREFIX))
+    layers: list[list[tuple[str, Entry]]] = [
         _file_entries(config_path, environ),
         [
             (
-                tuple(name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")),
-                _text(value, f"environment {name}"),
+                name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", "."),
+                _unquote(environ[name], f"environment {name}"),
             )
-            for name, value in sorted(environ.items())
-            if name.startswith(ENVIRONMENT_PREFIX)
+            for name in variables
         ],
         [_override(text) for text in overrides],
         [
-            (tuple(key.split(".")), Written(msgspec.to_builtins(value, enc_hook=os.fspath), "command line"))
+            (key, Entry(msgspec.to_builtins(value, enc_hook=os.fspath), "command line"))
             for key, value in flags.items()
             if value is not None
         ],
     ]
-    written: dict[str, Written] = {}
-    for entries in layers:
-        layer: dict[str, Written] = {}
-        for path, entry in entries:
-            for key, value in _flatten(path, entry, known):
-                layer[key] = _joined(layer.get(key), value)
-        written |= layer
-    return written
+    entries: dict[str, Entry] = {}
+    for pairs in layers:
+        layer: dict[str, Entry] = {}
+        for pair_key, entry in pairs:
+            for key, value in _flatten(pair_key, entry, known):
+                previous = layer.get(key)
+                if previous is not None and isinstance(previous.value, dict) and isinstance(value.value, dict):
+                    value = value._replace(
+                        value=previous.value | value.value
+                    )  # `TOKEN__FILE`, and another key beside it
+                layer[key] = value
+        entries |= layer
+    return entries
 
 
 def misspelt_variables(root: type[Struct], environ: Mapping[str, str]) -> dict[str, str]:
-    """Find variables whose names lack underscores: what is set, and the name by which it would be read."""
+    """Return variables with single instead of double underscores, and their correct names."""
     if not any(name.startswith("SHIPPER_") for name in environ):
-        return {}  # most often; the keys take a while
-    meant = {f"SHIPPER_{leaf.key.replace('.', '_').upper()}": leaf.key for leaf in leaves(root)}
-    found = {name: meant[name] for name in sorted(meant.keys() & environ.keys())}
-    return {name: ENVIRONMENT_PREFIX + key.upper().replace(".", "__") for name, key in found.items()}
+        return {}  # the usual case; listing the keys takes a while
+    intended = {f"SHIPPER_{leaf.key.replace('.', '_').upper()}": leaf.key for leaf in leaves(root)}
+    names = sorted(intended.keys() & environ.keys())
+    return {name: ENVIRONMENT_PREFIX + intended[name].upper().replace(".", "__") for name in names}
 
 
 class SettingsFile:
     """
-    The settings file of a process, to find out whether it has changed since the process read it.
+    The settings file of a process, to detect changes since the process read it.
 
     Attributes:
-        path: Absolute; None = there is none.
+        path: The absolute path; None = there is no file.
     """
 
     def __init__(self, config_path: str | PathLike[str] | None, environ: Mapping[str, str]) -> None:
-        found = (path.absolute() for path in _candidates(config_path, environ) if os.path.isfile(path))
-        self.path = next(found, None)
-        self._seen: tuple[int, ...] | None = None
+        candidates = _candidates(config_path, environ)
+        self.path = next((path.absolute() for path in candidates if os.path.isfile(path)), None)
         self.note_read()
 
     def note_read(self) -> None:
-        """Note that it is about to be read."""
-        self._seen = identity_of(self.path) if self.path else None
+        """Call this before the file is read."""
+        self._signature = stat_signature(self.path) if self.path else None
 
     def has_changed(self) -> bool:
-        """Return whether it has changed since it was read, and is there. Blocks."""
-        now = identity_of(self.path) if self.path else None
-        return now is not None and now != self._seen
-
-
-def _named(config_path: str | PathLike[str] | None, environ: Mapping[str, str]) -> str | PathLike[str] | None:
-    """Return the settings file that somebody has named; None if the usual ones are looked for."""
-    return config_path if config_path is not None else environ.get("SHIPPER_CONFIG") or None
+        """Return whether the file exists and has changed since it was read. Blocks."""
+        signature = stat_signature(self.path) if self.path else None
+        return signature is not None and signature != self._signature
 
 
 def _candidates(config_path: str | PathLike[str] | None, environ: Mapping[str, str]) -> Sequence[Path]:
-    named = _named(config_path, environ)
-    return USUAL_FILES if named is None else [Path(named)]
+    named = config_path if config_path is not None else environ.get("SHIPPER_CONFIG")
+    return [Path(named)] if named else USUAL_FILES
 
 
-def _file_entries(
-    config_path: str | PathLike[str] | None, environ: Mapping[str, str]
-) -> list[tuple[tuple[str, ...], Written]]:
-    named = _named(config_path, environ)
-    for path in _candidates(config_path, environ):
+def _file_entries(config_path: str | PathLike[str] | None, environ: Mapping[str, str]) -> list[tuple[str, Entry]]:
+    candidates = _candidates(config_path, environ)
+    is_named = candidates is not USUAL_FILES
+    for path in candidates:
         try:
             text = path.read_text("utf-8-sig")
             tables = tomllib.loads(text)
         except (FileNotFoundError, NotADirectoryError) as exc:
-            if named is None:
+            if not is_named:
                 continue
             raise ConfigError("the file does not exist", source=str(path)) from exc
         except OSError as exc:
-            is_closed = isinstance(exc, PermissionError) and not os.path.lexists(path)
-            if named is None and is_closed and not path.is_absolute():
-                continue  # the current folder is closed to this user, as after sudo -u in that of another one
+            is_inaccessible = isinstance(exc, PermissionError) and not os.path.lexists(path)
+            if is_inaccessible and not is_named and not path.is_absolute():
+                continue  # this user cannot access the current folder, as after sudo -u
             raise ConfigError(f"cannot be read: {exc.strerror or exc}", source=str(path.absolute())) from exc
         except UnicodeDecodeError as exc:
-            # Not chained: the error holds the text, in which a secret may stand.
+            # Not chained: the error contains the text, which may include a secret.
             raise ConfigError(f"is not UTF-8 text (byte {exc.start})", source=str(path)) from None
         except (ValueError, RecursionError) as exc:
             raise ConfigError(f"is not valid TOML: {exc}", source=str(path)) from None
-        return [((key,), Written(value, str(path))) for key, value in tables.items()]
+        return [(key, Entry(value, str(path))) for key, value in tables.items()]
     return []
 
 
-def _text(text: str, source: str) -> Written:
-    """Read a TOML string in quotes; all other texts stay as they are."""
+def _unquote(text: str, source: str) -> Entry:
+    """Parse a quoted TOML string; leave any other text unchanged."""
     if _QUOTED.fullmatch(text):
         with suppress(ValueError):
             text = tomllib.loads(f"value = {text}")["value"]
-    return Written(text, source, is_text=True)
+    return Entry(text, source, is_text=True)
 
 
-def _override(text: str) -> tuple[tuple[str, ...], Written]:
+def _override(text: str) -> tuple[str, Entry]:
     key, equals, value = text.partition("=")
     if not equals:
-        # The text is not shown: it may be a secret whose key was forgotten.
+        # The text is not shown, as it may be a secret without its key.
         raise ConfigError("expected section.key=value, for example --set batch.max_events=500", source=_OVERRIDE)
     key = key.strip()
-    return tuple(key.split(".")), _text(value, f"{_OVERRIDE} {key}=…")
+    return key, _unquote(value, f"{_OVERRIDE} {key}=…")
 
 
-def _flatten(path: tuple[str, ...], entry: Written, known: Mapping[str, Leaf]) -> Iterator[tuple[str, Written]]:
-    """Break a written value down to leaves, and refuse keys that do not exist."""
-    key = ".".join(path)
+def _flatten(key: str, entry: Entry, known: Mapping[str, Leaf]) -> Iterator[tuple[str, Entry]]:
+    """Yield the known keys in an entry with their values; raise for unknown keys."""
+    parent, _, name = key.rpartition(".")
+    is_override = entry.source.startswith(_OVERRIDE)
     if key in known:
-        yield key, _parsed(entry, known[key])
-    elif any(name.startswith(key + ".") for name in known):
-        table = _parsed(entry, None).value
+        yield key, _parse_inline(entry, known[key])
+    elif any(other.startswith(f"{key}.") for other in known):
+        table = _parse_inline(entry, None).value
         if not isinstance(table, dict):
-            raise ConfigError("is a section: expected keys below it", key=key, source=entry.source)
-        for name, value in table.items():
-            yield from _flatten((*path, name), entry._replace(value=value), known)
-    elif secret := next((each for each in known.values() if each.is_secret and key.startswith(f"{each.key}.")), None):
-        if entry.source.startswith(_OVERRIDE):
-            entry = entry._replace(source=f"{_OVERRIDE} {secret.key}=…")  # what follows may be the secret
-        name = key.removeprefix(f"{secret.key}.")
-        yield secret.key, entry._replace(value={name: _parsed(entry, secret).value})
-    elif len(path) > 1 and (owner := known.get(".".join(path[:-1]))) and owner.is_table:
-        yield owner.key, entry._replace(value={path[-1]: _parsed(entry, owner).value})
+            raise ConfigError("is a section, not a key; set the keys in it", key=key, source=entry.source)
+        for inner, value in table.items():
+            yield from _flatten(f"{key}.{inner}", entry._replace(value=value), known)
+    elif secret := next((leaf for leaf in known.values() if leaf.is_secret and key.startswith(f"{leaf.key}.")), None):
+        if is_override:
+            entry = entry._replace(source=f"{_OVERRIDE} {secret.key}=…")  # the rest may be the secret
+        yield secret.key, entry._replace(value={key.removeprefix(f"{secret.key}."): _parse_inline(entry, secret).value})
+    elif parent in known and known[parent].is_table:
+        yield parent, entry._replace(value={name: _parse_inline(entry, known[parent]).value})
     else:
-        suggestion = _suggestion(path, known)
-        if entry.source.startswith(_OVERRIDE) and not (
-            suggestion or any(name.startswith(f"{path[0]}.") for name in known)
-        ):
-            # Base64 ends with equals signs: a secret whose key was forgotten looks like a key.
-            raise ConfigError("there is no such key as the one given, which is not shown", source=_OVERRIDE)
-        raise ConfigError(f"there is no such key{suggestion}", key=key, source=entry.source)
+        suggestion = _suggestion(key, known)
+        is_section = any(other.startswith(f"{key.partition('.')[0]}.") for other in known)
+        if is_override and not suggestion and not is_section:
+            # A secret without its key may look like a key, as Base64 may end with equals signs.
+            raise ConfigError("unknown key (not shown, because it could be a secret)", source=_OVERRIDE)
+        raise ConfigError(f"unknown key{suggestion}", key=key, source=entry.source)
 
 
-def _parsed(entry: Written, leaf: Leaf | None) -> Written:
-    """Read a text that is an array or an inline table; all other texts stay as they are."""
-    holds_structure = leaf is None or leaf.is_list or leaf.is_table  # not `listen`: "[::1]:9464" is an address
-    if leaf is not None and leaf.is_list and entry.is_text and entry.value and not str(entry.value).startswith("["):
+def _parse_inline(entry: Entry, leaf: Leaf | None) -> Entry:
+    """Parse a text that is an array or an inline table; leave any other entry unchanged."""
+    if not entry.is_text or not isinstance(entry.value, str) or not entry.value:
+        return entry
+    if leaf is not None and leaf.is_list and not entry.value.startswith("["):
         return entry._replace(value=[entry.value])
-    if not (entry.is_text and isinstance(entry.value, str) and entry.value.startswith(("[", "{")) and holds_structure):
+    if leaf is not None and not leaf.is_list and not leaf.is_table:
+        return entry  # such as `listen`: "[::1]:9464" is an address
+    if not entry.value.startswith(("[", "{")):
         return entry
     try:
         (value,) = tomllib.loads(f"value = {entry.value}").values()
     except (ValueError, RecursionError):
-        raise ConfigError(
-            "looks like a TOML array or table, but is not valid",
-            key=leaf.key if leaf else "",
-            source=entry.source,
-        ) from None
+        key = leaf.key if leaf else ""
+        raise ConfigError("looks like a TOML array or table, but is invalid", key=key, source=entry.source) from None
     return entry._replace(value=value)
 
 
-def _joined(earlier: Written | None, later: Written) -> Written:
-    """Join two entries of one layer for one key: `TOKEN__FILE` and `TOKEN__ALLOW_GROUP_READABLE`."""
-    if earlier is not None and isinstance(earlier.value, dict) and isinstance(later.value, dict):
-        return later._replace(value=earlier.value | later.value)
-    return later
+def _suggestion(key: str, known: Mapping[str, Leaf]) -> str:
+    """Suggest a key with a similar name in the same section, or with the same name elsewhere."""
+    parent, dot, name = key.rpartition(".")
+    neighbours = {other.removeprefix(parent + dot).split(".")[0] for other in known if other.startswith(parent + dot)}
+    close = [parent + dot + other for other in difflib.get_close_matches(name, sorted(neighbours), n=1)]
+    elsewhere = [other for other in known if other.rpartition(".")[2] == name]
+    nearest = close or elsewhere or difflib.get_close_matches(key, known, n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
-def _suggestion(path: tuple[str, ...], known: Mapping[str, Leaf]) -> str:
-    """Find what was probably meant: a neighbour with a similar name, or the same name elsewhere."""
-    above = "".join(f"{part}." for part in path[:-1])
-    neighbours = {name.removeprefix(above).split(".")[0] for name in known if name.startswith(above)}
-    close = difflib.get_close_matches(path[-1], sorted(neighbours), n=1)
-    if close:
-        return f"; did you mean {above}{close[0]}?"
-    elsewhere = [name for name in known if name.rpartition(".")[2] == path[-1]]
-    elsewhere = elsewhere or difflib.get_close_matches(".".join(path), known, n=1)
-    return f"; did you mean {elsewhere[0]}?" if elsewhere else ""
-
-
-# --- what it means ---
-
-
-def build(root: type[S], written: Mapping[str, Written]) -> S:
+def build(root: type[S], entries: Mapping[str, Entry]) -> S:
     """
-    Convert what was written and check it, each value alone and then all together.
+    Convert and check entries: first each value, then the rules between keys.
 
-    Args:
-        root: The struct of all sections.
-        written: From `read_written`.
     Raises:
-        ConfigError: With the key and the source of the first value that is wrong.
+        ConfigError: With the key and the source of the first invalid value.
     """
-    values: dict[str, Any] = {}
-    for leaf in leaves(root):
-        if leaf.key in written:
-            values[leaf.key] = _converted(leaf, written[leaf.key])
+    values = {leaf.key: _convert(leaf, entries[leaf.key]) for leaf in leaves(root) if leaf.key in entries}
     try:
-        return _built(root, "", values)
+        return _build_section(root, "", values)
     except ConfigError as exc:
-        raise ConfigError(exc.message, key=exc.key, source=_culprit(exc, written)) from None
+        raise ConfigError(exc.message, key=exc.key, source=_source_of(exc, entries)) from None
 
 
-def _culprit(error: ConfigError, written: Mapping[str, Written]) -> str:
-    """Find the source of an error that was raised without one."""
-    # A key below a table, such as `records.mapping.IP`, was written with the table.
-    for key, entry in written.items():
+def _source_of(error: ConfigError, entries: Mapping[str, Entry]) -> str:
+    """Return the source of the entry that caused an error."""
+    # A key below a table, such as `records.mapping.IP`, belongs to the table's entry.
+    for key, entry in entries.items():
         if f"{error.key}.".startswith(f"{key}."):
             return entry.source
-    # A rule between two keys names both: if the first is a default, the second was written.
-    # A key that is missing is missing in a section of which something else was written.
+    # A rule between two keys names both: if the first has its default, the second has an entry.
+    # A missing key is missing in a section with other entries.
     section = error.key.rpartition(".")[0] + "."
-    mentioned = (entry.source for key, entry in written.items() if key in error.message)
-    beside = (entry.source for key, entry in written.items() if key.startswith(section))
+    mentioned = (entry.source for key, entry in entries.items() if key in error.message)
+    beside = (entry.source for key, entry in entries.items() if key.startswith(section))
     return next(mentioned, next(beside, ""))
 
 
-def _built(section: type[S], prefix: str, values: Mapping[str, Any]) -> S:
+def _build_section(section: type[S], prefix: str, values: Mapping[str, Any]) -> S:
     arguments: dict[str, Any] = {}
     for field in msgspec.structs.fields(section):
         key = prefix + field.name
@@ -289,7 +264,7 @@ def _built(section: type[S], prefix: str, values: Mapping[str, Any]) -> S:
         if inner is None and key in values:
             arguments[field.name] = values[key]
         elif inner is not None and any(name.startswith(key + ".") for name in values):
-            arguments[field.name] = _built(inner, key + ".", values)
+            arguments[field.name] = _build_section(inner, key + ".", values)
         elif field.required:
             raise ConfigError("is missing, and has no default", key=key)
     try:
@@ -298,11 +273,11 @@ def _built(section: type[S], prefix: str, values: Mapping[str, Any]) -> S:
         raise ConfigError(exc.message, key=prefix + exc.key) from None
 
 
-def _converted(leaf: Leaf, entry: Written) -> Any:
+def _convert(leaf: Leaf, entry: Entry) -> Any:
     try:
         value = msgspec.convert(entry.value, leaf.type, strict=not entry.is_text, dec_hook=decode_custom)
     except msgspec.ValidationError as exc:
-        raise ConfigError(_explained(leaf, entry, str(exc)), key=leaf.key, source=entry.source) from None
+        raise ConfigError(_describe_error(leaf, entry, str(exc)), key=leaf.key, source=entry.source) from None
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{value} is not a finite number", key=leaf.key, source=entry.source)
     if isinstance(value, LiteralSecret):
@@ -311,19 +286,19 @@ def _converted(leaf: Leaf, entry: Written) -> Any:
 
 
 def decode_custom(type_: type, value: Any) -> Any:
-    """Convert to the types that msgspec does not know, secrets and paths; its `dec_hook`."""
+    """Convert secrets and paths, which msgspec does not support; its `dec_hook`."""
     if type_ is Secret:
         return decode_secret(value)
     if type_ is Path:
         if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
             raise ValueError("expected a path")
-        # Absolute, so that messages say all and a later change of directory changes nothing.
+        # Absolute, for messages and in case the working directory changes.
         return Path(os.path.expanduser(value)).absolute()
     raise NotImplementedError(type_)
 
 
-def _explained(leaf: Leaf, entry: Written, problem: str) -> str:
-    """Describe what is wrong with a value and which values are allowed, without showing a secret."""
+def _describe_error(leaf: Leaf, entry: Entry, problem: str) -> str:
+    """Describe an invalid value and the allowed ones, without showing a secret."""
     if leaf.is_secret:
         return problem
     shown = entry.value if entry.is_text else repr(entry.value)

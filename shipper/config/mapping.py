@@ -1,4 +1,4 @@
-"""What `records.mapping` can say: for each wire field, where its value comes from."""
+"""Parses `records.mapping`: for each wire field, the source of its value."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _INTEGER_MAX: Final = 2**63 - 1
 
 class FieldSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
-    Where the value of a field comes from: one of `path`, `const` and `template`.
+    The source of a field's value: exactly one of `path`, `const` and `template`.
 
     Attributes:
-        path: A field of the source; dots lead into objects.
-        const: The value itself.
-        template: A text with paths in braces, `{aff}_{click}`.
-        values: What takes the place of which value; others stay as they are, unless there is a default.
-        default: For a value that is absent, null or empty, or not among `values`.
+        path: A field of the record; dots lead into objects, see `is_nested`.
+        const: A constant.
+        template: A text with paths in braces, such as `{aff}_{click}`.
+        values: Replacements by value; other values are kept, or replaced by the default if there is one.
+        default: Used for a value that is absent, null, empty or not in `values`.
     """
 
     path: str = msgspec.field(name="from", default="")
@@ -38,50 +38,54 @@ class FieldSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def paths(self) -> list[str]:
-        """All fields of the source that are read."""
+        """All fields of the record that are read."""
         if self.template:
             return [name for _, name, _, _ in Formatter().parse(self.template) if name]
         return [self.path] if self.path else []
 
 
+def is_nested(path: str) -> bool:
+    """Return whether a path can lead into objects; one with an empty name between its dots is the name of a field."""
+    return "." in path and all(path.split("."))
+
+
 def field_sources(mapping: Mapping[str, Any]) -> dict[str, FieldSource]:
     """
-    Read a mapping.
+    Parse a mapping.
 
     Raises:
-        ConfigError: The key is `mapping.FIELD`.
+        ConfigError: With the key `mapping.FIELD`.
     """
-    return {field: _field_source(field, written) for field, written in mapping.items()}
+    return {field: _field_source(field, value) for field, value in mapping.items()}
 
 
-def _field_source(field: str, written: Any) -> FieldSource:
+def _field_source(field: str, value: Any) -> FieldSource:
     key = f"mapping.{field}"
     if field not in FIELDS:
         close = difflib.get_close_matches(field, FIELDS, n=1, cutoff=0.5)
-        hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(FIELDS)}"
+        hint = f"; did you mean {close[0]}?" if close else f"; the fields are {', '.join(FIELDS)}"
         raise ConfigError(f"is not a field of the wire form{hint}", key=key)
     try:
-        source = msgspec.convert({"from": written} if isinstance(written, str) else written, FieldSource)
+        source = msgspec.convert({"from": value} if isinstance(value, str) else value, FieldSource)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f'cannot be understood: {error}; write "path.to.field", or a table with from, const or template, '
-            "and with values or default",
+            f'is invalid: {error}; expected "path.to.field", or a table with from, const or template, '
+            "and optionally values and default",
             key=key,
         ) from None
     present = {"from": source.path != "", "const": source.const is not None, "template": source.template != ""}
-    given = [name for name, is_present in present.items() if is_present]
-    if len(given) != 1:
-        raise ConfigError(f"needs one of from, const and template, and has {' and '.join(given) or 'none'}", key=key)
+    present_names = [name for name, is_present in present.items() if is_present]
+    if len(present_names) != 1:
+        raise ConfigError(
+            f"needs exactly one of from, const and template; it has {' and '.join(present_names) or 'none'}", key=key
+        )
     if source.const is not None and (source.values or source.default is not None):
         raise ConfigError("const cannot be combined with values or default", key=key)
     if "" in source.values:
-        raise ConfigError('values are not looked at for an empty value: write default = "…" for it', key=key)
+        raise ConfigError('values does not apply to an empty value; use default = "…" for it', key=key)
     if isinstance(source.const, int) and not -_INTEGER_MAX <= source.const <= _INTEGER_MAX:
-        raise ConfigError(f"const {source.const} is out of range: whole numbers go up to {_INTEGER_MAX}", key=key)
+        raise ConfigError(f"const {source.const} is out of range: the maximum is {_INTEGER_MAX}", key=key)
     _check_template(source.template, key)
-    for path in source.paths:
-        if not all(path.split(".")):
-            raise ConfigError(f"{path!r} has an empty name between its dots", key=key)
     return source
 
 
@@ -89,11 +93,9 @@ def _check_template(template: str, key: str) -> None:
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:
-        raise ConfigError(
-            f"template {template!r} is broken: {error}; double a brace that stands for itself", key=key
-        ) from None
+        raise ConfigError(f"template {template!r} is invalid: {error}; write literal braces twice", key=key) from None
     for _, name, form, conversion in parts:
         if name == "" or form or conversion:
-            raise ConfigError(f"template {template!r} may hold only names in braces, such as {{click_id}}", key=key)
+            raise ConfigError(f"template {template!r} may contain only names in braces, such as {{click_id}}", key=key)
     if template and not any(name for _, name, _, _ in parts):
-        raise ConfigError(f"template {template!r} names no field; write const instead", key=key)
+        raise ConfigError(f"template {template!r} contains no field; use const instead", key=key)

@@ -1,8 +1,7 @@
 """
 The schema of the settings: keys, types, limits and descriptions, derived from the Structs.
 
-Errors, the commented file of `config init`, `config show` and `config schema` all use this module, so that they cannot
-disagree.
+Used by error messages, the commented file of `config init`, `config show` and `config schema`, so they always agree.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from shipper.config.secrets import Secret, SecretReference
 
 
 class Leaf(NamedTuple):
-    """One key that can be written: a field that is not itself a section."""
+    """A key of the settings: a field that is not a section."""
 
     key: str
     type: Any
@@ -35,13 +34,13 @@ class Leaf(NamedTuple):
 
     @property
     def bounds(self) -> msgspec.Meta:
-        """The limits of the value; the same `Meta`, or that of the union's first member."""
-        metas = [m for part in _parts(self.type) for m in part if isinstance(m, msgspec.Meta)]
+        """The limits of the value: in the same `Meta`, or in that of the union's first member."""
+        metas = [m for part in _members(self.type) for m in part if isinstance(m, msgspec.Meta)]
         return next((m for m in metas if (m.ge, m.gt, m.le, m.lt) != (None,) * 4), msgspec.Meta())
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """The values of a closed set, also of the set inside a list or a union."""
+        """The values of a `Literal`, including one inside a list or a union."""
         return tuple(v for bare in _bare(self.type) if get_origin(bare) is Literal for v in get_args(bare))
 
     @property
@@ -54,17 +53,17 @@ class Leaf(NamedTuple):
 
     @property
     def is_table(self) -> bool:
-        """Whether keys below this one can be written, as in `intake.token.env`."""
+        """Whether keys below this one are allowed, as in `intake.token.env`."""
         return self.is_secret or any(get_origin(bare) is dict for bare in _bare(self.type))
 
 
 @cache
 def leaves(section: type[Struct]) -> tuple[Leaf, ...]:
-    """List all keys of a section and of the sections in it, in the order of the source."""
-    return tuple(_walked(section, ""))
+    """Return all keys of a section and its subsections, in source order."""
+    return tuple(_walk(section, ""))
 
 
-def _walked(section: type[Struct], prefix: str) -> Iterator[Leaf]:
+def _walk(section: type[Struct], prefix: str) -> Iterator[Leaf]:
     for field in msgspec.structs.fields(section):
         key = prefix + field.name
         inner = section_in(field.type)
@@ -73,16 +72,16 @@ def _walked(section: type[Struct], prefix: str) -> Iterator[Leaf]:
             default = field.default_factory() if has_factory else field.default
             yield Leaf(key, field.type, default, section)
         else:
-            yield from _walked(inner, f"{key}.")
+            yield from _walk(inner, f"{key}.")
 
 
 def section_in(type_: Any) -> type[Struct] | None:
-    """Return the section that a field's type holds: `EndpointSettings` for `EndpointSettings | None`."""
+    """Return the section in a field's type: `EndpointSettings` for `EndpointSettings | None`."""
     return next((bare for bare in _bare(type_) if isinstance(bare, type) and issubclass(bare, Struct)), None)
 
 
 def expectation(leaf: Leaf) -> str:
-    """Describe the values of a key: `a whole number, at least 1, at most 256`."""
+    """Describe the values of a key, such as `a whole number, at least 1, at most 256`."""
     bare = _bare(leaf.type)
     origins = [get_origin(type_) for type_ in bare]
     if leaf.is_secret:
@@ -114,23 +113,23 @@ def _range(bounds: msgspec.Meta) -> str:
     return "".join(f", {limit}" for limit in (low, high) if limit)
 
 
-def _parts(type_: Any) -> Iterator[tuple[Any, ...]]:
-    """Take a type apart: each member of a union, its annotations behind it; from the outside in."""
+def _members(type_: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield the members of a type with their annotations, from the outside in."""
     if get_origin(type_) is Annotated:
         inner, *annotations = get_args(type_)
         yield (None, *annotations)
-        yield from _parts(inner)
+        yield from _members(inner)
     elif get_origin(type_) in (Union, types.UnionType):
         for member in get_args(type_):
-            yield from _parts(member)
+            yield from _members(member)
     else:
         yield (type_,)
         if get_origin(type_) is tuple:
-            yield from _parts(get_args(type_)[0])
+            yield from _members(get_args(type_)[0])
 
 
 def _bare(type_: Any) -> list[Any]:
-    return [part[0] for part in _parts(type_)]
+    return [part[0] for part in _members(type_)]
 
 
 def json_schema(root: type[Struct]) -> dict[str, Any]:
@@ -149,7 +148,7 @@ def json_schema(root: type[Struct]) -> dict[str, Any]:
 
 
 def _custom_schema(type_: type) -> dict[str, Any]:
-    """Describe the types that msgspec does not know; its `schema_hook`."""
+    """Describe secrets and paths, which msgspec does not support; its `schema_hook`."""
     if type_ is Path:
         return {"type": "string", "minLength": 1}
     if type_ is Secret:
@@ -158,9 +157,9 @@ def _custom_schema(type_: type) -> dict[str, Any]:
 
 
 def _without_null(schema: Any) -> Any:
-    """Leave out what TOML cannot write."""
+    """Remove null, which TOML does not have."""
     if isinstance(schema, list):
-        return [_without_null(each) for each in schema if each != {"type": "null"}]
+        return [_without_null(item) for item in schema if item != {"type": "null"}]
     if not isinstance(schema, dict):
         return schema
     schema = {name: _without_null(part) for name, part in schema.items() if (name, part) != ("default", None)}

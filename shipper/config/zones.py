@@ -1,4 +1,4 @@
-"""Time zones by name; for a name that is none, the nearest."""
+"""Time zones by name, with suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from shipper.model.errors import ConfigError
 
-OFFSETS: Final = range(-12, 15)  # hours ahead of UTC that are in use somewhere
+OFFSETS: Final = range(-12, 15)  # from UTC, hours; all that are in use
 
 _OFFSET: Final = re.compile(r"(?:UTC|GMT)?([+-]\d\d?)(?::?00)?", re.ASCII | re.IGNORECASE)
-_ABBREVIATION_MAX: Final = 4  # letters, such as CEST; one that is spelt nearly alike is another zone
+_ABBREVIATION_MAX: Final = 4  # letters, such as CEST; similar ones are other zones, so do not suggest them
 
 
 def time_zone(name: str, *, key: str = "", source: str = "") -> ZoneInfo:
     """
-    Return the time zone of a name.
+    Return a time zone.
 
     Args:
-        key: The setting that has the name.
-        source: Where else it was written.
+        key: The setting with the name, for errors.
+        source: Another source of the name, for errors.
     Raises:
-        ConfigError: It names none; says which may be meant.
+        ConfigError: The name is unknown; suggests a similar one.
     """
     try:
         return ZoneInfo(name)
@@ -31,7 +31,7 @@ def time_zone(name: str, *, key: str = "", source: str = "") -> ZoneInfo:
 
 
 def zone_of_offset(hours: int) -> str:
-    """Name the zone of an offset; in those names the sign is the other way round."""
+    """Return the name of a fixed offset; the sign in these names is inverted."""
     return f"Etc/GMT{-hours:+}" if hours else "UTC"
 
 
@@ -39,15 +39,15 @@ def _hint(name: str) -> str:
     offset = _OFFSET.fullmatch(name)
     hours = int(offset[1]) if offset else 0
     if hours and hours in OFFSETS:
-        return f"; did you mean {zone_of_offset(hours)}? In these names the sign is the other way round"
+        return f"; did you mean {zone_of_offset(hours)}? The sign in these names is inverted"
     nearest = "UTC" if offset and not hours else _nearest(name)
     meant = f"; did you mean {nearest}?" if nearest else "."
     example = "UTC" if nearest else "UTC or Europe/Malta"
-    return f"{meant} Zones are named as in the IANA database, such as {example}"
+    return f"{meant} Use a name from the IANA database, such as {example}"
 
 
 def _nearest(name: str) -> str:
-    """Find the zone of a name in another case, of a city alone, or of a similar name; empty if there is none."""
+    """Find a zone by a name in another case, by its city alone, or by a similar name; return "" if there is none."""
     from difflib import get_close_matches
 
     names: dict[str, str] = {}

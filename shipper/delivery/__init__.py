@@ -1,1 +1,1 @@
-"""From batches to the service: the endpoint, the verdict on an answer, the gate, the senders."""
+"""Delivers batches to the service: the endpoint, verdicts on answers, the gate, the senders."""

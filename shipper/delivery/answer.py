@@ -1,4 +1,4 @@
-"""Data types of an answer, and of what it says about the events that were sent."""
+"""Data types of an answer and of its results for the events."""
 
 from __future__ import annotations
 
@@ -8,46 +8,27 @@ from msgspec import Struct
 
 
 class Answer(Struct, frozen=True):
-    """
-    What came back for one request.
-
-    Attributes:
-        status: The HTTP status code.
-        content_type: Lower case, without parameters; empty if there was none.
-        retry_after, date: The headers as they came; empty if there were none.
-        body: At most the bytes asked for; the rest was not read.
-        request_id: By which the service's people find the request again; empty if it named none.
-    """
+    """An answer to a request; missing headers are empty."""
 
     status: int
-    content_type: str
+    content_type: str  # lower case, without parameters
     retry_after: str
-    body: bytes
+    body: bytes  # truncated at the requested maximum
     date: str = ""
-    request_id: str = ""
+    request_id: str = ""  # for the operators of the service
 
 
 class Results(Struct, frozen=True):
-    """
-    Attributes:
-        rejected: By the index of the event in the batch: what the service says.
-        retried: Indexes of events that the service could not take for now.
-        unnamed: How many more it refused, at least, without saying which.
-        is_again: Some of those that it does not name, it could not take for now.
-        denial: The field that says that all failed; empty if none does.
-        status: The number that goes with it, as of HTTP; 0 if there is none.
-        unclear: What was not understood, for a person, without any value of the answer.
-        is_told: It says of single events, or by counts, what became of them.
-    """
+    """The results of the sent events, according to an answer."""
 
-    rejected: dict[int, str] = {}
-    retried: frozenset[int] = frozenset()
-    unnamed: int = 0
-    is_again: bool = False
-    denial: str = ""
-    status: int = 0
-    unclear: str = ""
-    is_told: bool = False
+    rejected: dict[int, str] = {}  # reasons by index of the event in the batch
+    retried: frozenset[int] = frozenset()  # events that the service cannot accept yet
+    unnamed: int = 0  # minimum number of other refused events, which the answer does not identify
+    has_unnamed_retries: bool = False  # some unidentified events cannot be accepted yet
+    failure: str = ""  # the field that reports the failure of the whole batch
+    status: int = 0  # the status of that failure, as in HTTP
+    unclear: str = ""  # what was not understood, for users; contains no values of the answer
+    has_event_results: bool = False  # the answer contains results of single events, or counts
 
 
-ALL_TAKEN: Final = Results()
+ALL_ACCEPTED: Final = Results()

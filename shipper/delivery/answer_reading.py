@@ -1,534 +1,540 @@
 """
-Read what a 2xx answer says about the events that were sent. No I/O.
+Reads the results of events from a 2xx answer. No I/O.
 
-The service documents no form of it, so the reading is a positive list: whatever could speak of failure has to be
-understood, and counts have to add up to the batch; otherwise `Results.unclear` names what was not understood.
-Refusals are known in these forms, each as the document itself or under a name such as `errors` or `rejected`:
+The service documents no format, so only known forms count: everything that could indicate a failure must be understood,
+and counts must add up to the batch; otherwise `Results.unclear` describes what was not understood. Refusals are
+recognised in these forms, as the document itself or under a name such as `errors` or `rejected`:
 
     [{"index": 3, "EventId": "…", "message": "…"}]     by index, from 0, or by EventId; the EventId decides
     [3, 7]  ["…EventId…"]  {"3": "…"}  {"…EventId…": "…"}  {"events[3].IP": ["…"]}
-    [{"EventId": "…", "status": 422, "error": "…"}]    a result for each event, named or in the order of the batch
-    3                                                  a count, which names nobody
+    [{"EventId": "…", "status": 422, "error": "…"}]    a result for each event, identified or in the order of the batch
+    3                                                  a count, which identifies no events
+
+Rows, lines and positions are not trusted, as they may start at 1; nor are any indexes of an answer if one is out of
+range.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from shipper.delivery.answer import Results
 from shipper.delivery.answer_words import (
-    Entries,
+    Field,
     Outcome,
     Role,
-    TooMuchError,
     count_of,
-    described,
-    failure_of,
-    is_code,
-    is_of_field,
-    is_yes,
+    describe_field,
+    field_of,
+    indicates_failure,
+    indicates_success,
+    is_flag,
+    is_permission,
     outcome_of,
-    plain,
-    role_of,
-    said,
-    speaks_of_failure,
-    speaks_of_success,
+    outcome_of_field,
     whole_number,
 )
+from shipper.model.wire import EVENT_ID_LENGTH
 
-_STATUS_OF_AGAIN: Final = 503  # of words such as "throttled", which have no number
-_OF_RECORDS: Final = {400, 409, 413, 415, 422}  # of an error that may lie in an event
-_GOOD: Final = frozenset({Outcome.GOOD, Outcome.NONE})
-_BAD: Final = frozenset({Outcome.BAD, Outcome.AGAIN})
-_MESSAGES: Final = {"message", "msg", "text"}
-_FLAGS: Final = {"ok", "valid", "isvalid", "ack"}
+_DEPTH_MAX: Final = 12
+_VALUES_MIN: Final = 10_000  # of any answer, plus a number per event
+_VALUES_PER_EVENT: Final = 64
+_WORDS_MAX: Final = 4_096
+_KEY_STARTS: Final = set("0123456789[$#/")
+# 3, [3], events[3].IP, $.events[3], /events/3/IP; what follows a number must begin with a letter, unlike in an address.
+_PATH: Final = re.compile(
+    r"(?:\$\.|#?/)?(?:events[./]?)?\[?(\d{1,9})\]?(?:[./\[]['\"]?[A-Za-z_].*)?", re.ASCII | re.IGNORECASE
+)
+_PATH_FIELDS: Final = {"path", "field", "pointer", "loc", "location", "source", "property", "parameter", "target"}
+_PATH_STEPS: Final = 8
+_ROW_FIELDS: Final = {"row", "rownumber", "line", "linenumber", "position"}  # may start at 1
+_MESSAGE_FIELDS: Final = {"message", "msg", "text"}
+_REASONS: Final = ("message", "error", "reason", "description", "detail", "errors", "title", "errormessage", "msg")
+_ERRORS: Final = {Role.REFUSED, Role.RETRIED, Role.ERROR}
+_RESULTS: Final = {Role.RESULTS, Role.STATUS, Role.TOTAL, Role.ACCEPTED}
+_IGNORED: Final = {Role.HARMLESS, Role.INDEX, Role.LINKS}
+_COUNTED: Final = {*_ERRORS, *_RESULTS, Role.PART, Role.REPEATED} - {Role.ERROR, Role.STATUS}
+_GOOD: Final = {Outcome.GOOD, Outcome.NONE}
+_BAD: Final = {Outcome.BAD, Outcome.RETRY}
+_RETRY_STATUS: Final = 503  # for words such as "throttled" without a number
+_RECORD_STATUSES: Final = {400, 409, 413, 415, 422}  # errors that an event may cause
 
 
 def read_results(document: object, events: int, event_ids: Callable[[], Sequence[str]]) -> Results:
     """
-    Read what a document says of the events.
+    Read the results of the events from a document.
 
     Args:
-        document: The answer's, decoded.
-        events: How many were sent.
-        event_ids: Of the events that were sent, in their order; asked for only if an EventId has to be found.
+        document: The decoded answer.
+        events: Number of sent events.
+        event_ids: Returns the EventIds of the sent events in order; called only if an EventId must be looked up.
     """
     reader = _Reader(events, event_ids)
     try:
         reader.read(document)
-    except (TooMuchError, RecursionError):  # what was decoded just so cannot be encoded again
-        return Results(unclear="the answer is too long or nested too deep")
+    except (_TooLargeError, RecursionError):  # a deeply nested document may be decodable but not encodable
+        return Results(unclear="the answer is too long or nested too deeply")
     return reader.results()
 
 
+class _TooLargeError(Exception):
+    """An answer has more values, or is nested deeper, than any real answer."""
+
+
+class _Statement(NamedTuple):
+    field: Field
+    value: object
+    number: int
+
+
+class _Statements:
+    """The statements about the batch, or about one event."""
+
+    def __init__(self) -> None:
+        self.by_outcome: dict[Outcome, _Statement] = {}  # the first field of each outcome, with the first status
+        self.ids: set[int] = set()  # of events identified by EventId
+        self.indexes: set[int | None] = set()  # of events identified by index; None = out of range
+        self.has_unknown_id = False  # an EventId was not sent
+
+    def note(self, outcome: Outcome, field: Field, value: object, number: int = 0) -> None:
+        previous = self.by_outcome.get(outcome)
+        if previous is None:
+            self.by_outcome[outcome] = _Statement(field, value, number)
+        elif number and not previous.number:
+            self.by_outcome[outcome] = previous._replace(number=number)
+
+    def of_event(self) -> tuple[Outcome, int]:
+        """Return the outcome of one event, and its status."""
+        statements = self.by_outcome
+        bad, retry = statements.get(Outcome.BAD), statements.get(Outcome.RETRY)
+        if Outcome.GOOD in statements and (bad or retry or Outcome.PARTIAL in statements):
+            return Outcome.UNKNOWN, 0
+        if retry and not (bad and bad.number):
+            return Outcome.RETRY, retry.number
+        if bad or Outcome.PARTIAL in statements:
+            return Outcome.BAD, bad.number if bad else 0
+        if Outcome.UNKNOWN in statements or Outcome.WEAK in statements:
+            return Outcome.UNKNOWN, 0
+        return (Outcome.GOOD if Outcome.GOOD in statements else Outcome.NONE), 0
+
+
+class _Entry(NamedTuple):
+    """The result in an entry."""
+
+    outcome: Outcome
+    status: int = 0
+    event: int | None = None  # index of the event; None = it identifies none of the batch
+
+
 class _Reader:
-    """Collects what a document says; the first thing that is not understood is kept."""
+    """
+    Reads one answer.
+
+    `_batch` contains statements about the whole batch, `_counts` counts by the role of their field. Single events are
+    `_rejected` or `_retried`; errors that identify no event are only counted. `_by_index` contains the events that are
+    identified only by index, which is not trusted if `_has_untrusted_index`.
+    """
 
     def __init__(self, events: int, event_ids: Callable[[], Sequence[str]]) -> None:
-        self._entries = Entries(events, event_ids)
-        self._found = _Findings(events)
         self._events = events
+        self._event_ids = event_ids
+        self._indexes: dict[str, int] | None = None
+        self._values_left = _VALUES_MIN + _VALUES_PER_EVENT * events
+        self._batch = _Statements()
+        self._counts: defaultdict[Role, list[_Statement]] = defaultdict(list)
+        self._rejected: dict[int, str] = {}
+        self._retried: set[int] = set()
+        self._unnamed = self._unnamed_retried = 0
+        self._by_index: set[int] = set()
+        self._has_unknown_id = False
+        self._has_untrusted_index = False  # an index is out of range, or there is a row number
+        self._unclear = ""
 
-    def results(self) -> Results:
-        """Sum up what was read."""
-        return self._found.results(self._entries.by_index if self._entries.has_wild_index else set())
+    def _count_value(self, depth: int) -> None:
+        self._values_left -= 1
+        if self._values_left < 0 or depth > _DEPTH_MAX:
+            raise _TooLargeError
 
-    # The whole document ----------------------------------------------------------------------------------------------
+    def _set_unclear(self, field: Field, value: object, why: str) -> None:
+        self._unclear = self._unclear or f"{describe_field(field, value)} {why}"
+
+    def _add_refusal(self, index: int | None, reason: str, *, is_retried: bool) -> None:
+        """Record an event that was not accepted; index None = unidentified."""
+        if index is None:
+            self._unnamed_retried += is_retried
+            self._unnamed += not is_retried
+        elif is_retried:
+            self._retried.add(index)
+        else:
+            self._rejected.setdefault(index, reason)
+
+    # The whole batch -------------------------------------------------------------------------------------------------
 
     def read(self, document: object) -> None:
+        field = field_of("")
         if isinstance(document, dict):
-            self._walk(document, 0)
+            self._read_object(document, 0)
         elif isinstance(document, list):
-            self._read_results("", document, 0)
+            self._read_list(field, Role.RESULTS, document, 0)
         elif isinstance(document, str):
-            if speaks_of_failure(document, self._events):
-                self._found.note_unclear("", document, "speaks of failure")
+            if indicates_failure(document, self._events):
+                self._set_unclear(field, document, "indicates a failure")
         elif document is False:
-            self._found.deny("", document, 0)
+            self._batch.note(Outcome.BAD, field, document)
         elif isinstance(document, int | float) and document is not True and document != self._events:
-            self._found.note_unclear("", document, "is no number of events")
+            self._set_unclear(field, document, "is not a number of events")
 
-    def _walk(self, document: dict[str, Any], depth: int) -> None:
-        """Read an object that speaks of the whole batch."""
-        self._entries.go_down(depth)
+    def _read_object(self, document: dict[str, Any], depth: int) -> None:
+        entries = []
         for name, value in document.items():
-            self._entries.spend()
-            index = self._entries.index_in(name) if self._entries.looks_like_key(name) else None
-            if index is None:
-                _READERS[role_of(name)](self, name, value, depth)
+            self._count_value(depth)
+            field = field_of(name)
+            if _looks_like_key(name) and self._index_in(name) is not None:
+                entries.append(_as_entry(name, value))
+            elif field.role is Role.LINKS:
+                pass
+            elif isinstance(value, list):
+                self._read_list(field, field.role, value, depth)
+            elif not isinstance(value, dict):
+                self._read_scalar(field, value)
+            elif value and field.role in {Role.REFUSED, Role.RETRIED}:
+                self._read_refusals_by_key(field, value, depth + 1)
             else:
-                self._read_keyed(name, index, value, depth)
+                if field.role in _ERRORS:
+                    self._batch.note(Outcome.BAD if value else Outcome.GOOD, field, value)
+                self._read_object(value, depth + 1)
+        if entries:
+            self._read_list(field_of(""), Role.RESULTS, entries, depth)
 
-    def _read_keyed(self, name: str, index: int, value: object, depth: int) -> None:
-        """Read what stands under the index or EventId of an event."""
-        if isinstance(value, dict):
-            outcome, _ = self._entries.outcome_in(value, depth + 1)
-        elif isinstance(value, list):
-            outcome = Outcome.BAD if value else Outcome.NONE
-        else:
-            outcome, _ = outcome_of(value)
-        if outcome in _BAD or (outcome is Outcome.UNKNOWN and is_of_field(name)):
-            self._found.note(index, said(value), is_again=outcome is Outcome.AGAIN)
-        elif outcome in _GOOD:
-            self._found.keyed_good += 1
-        else:
-            self._found.note_unclear(name, value, "is not understood")
-
-    def _read_status(self, name: str, value: object, depth: int) -> None:
-        if isinstance(value, dict):
-            return self._walk(value, depth + 1)
-        if isinstance(value, list):
-            return self._read_results(name, value, depth)
-        outcome, number = outcome_of(value, is_code=is_code(name))
-        if outcome is Outcome.GOOD:
-            self._found.is_positive = True
-        elif outcome is Outcome.WEAK:
-            self._found.weak = name, value
-        elif outcome is Outcome.PARTIAL:
-            self._found.partial = name, value
-        elif outcome is Outcome.UNKNOWN:
-            self._found.note_unclear(name, value, "is unknown")
+    def _read_scalar(self, field: Field, value: object) -> None:
+        role, count = field.role, count_of(value)
+        if role in _COUNTED and not is_flag(field, value):
+            if count is not None:
+                return self._read_count(field, value, count)
+            if _is_number(value) and role is not Role.RESULTS:
+                return self._set_unclear(field, value, "is not a number of events")
+        outcome, number = outcome_of_field(field, value, self._events)
+        if role in {Role.REFUSED, Role.RETRIED} and outcome is not Outcome.NONE:
+            if isinstance(value, str):
+                return self._add_refusal(self._index_in(value, is_id=True), "", is_retried=role is Role.RETRIED)
+            outcome = Outcome.PARTIAL
+        elif role in {Role.REFUSED, Role.ERROR} and outcome is Outcome.NONE:
+            outcome = Outcome.GOOD
+        elif role is Role.MESSAGE and outcome is Outcome.NONE and isinstance(value, str):
+            if outcome_of(value)[0] is Outcome.GOOD:
+                outcome = Outcome.GOOD
+            elif value and field.plain in _MESSAGE_FIELDS and not indicates_success(value):
+                outcome = Outcome.WEAK
+        elif value is False and role is Role.OTHER and is_permission(field):
+            outcome = Outcome.BAD
+        elif value is False and role in {Role.RESULTS, Role.PART}:
+            outcome = Outcome.WEAK if role is Role.PART else Outcome.UNKNOWN
+        if outcome is Outcome.UNKNOWN:
+            self._set_unclear(field, value, "is unknown")
         elif outcome is not Outcome.NONE:
-            self._found.deny(name, value, number or (_STATUS_OF_AGAIN if outcome is Outcome.AGAIN else 0))
+            self._batch.note(outcome, field, value, number)
 
-    def _read_denial(self, name: str, value: object, depth: int) -> None:
-        if isinstance(value, list):
-            return self._read_refused(name, value, depth)
-        outcome, number = failure_of(value)
-        if outcome is Outcome.NONE:
-            self._found.is_positive = True
-            return
-        self._found.deny(name, value, number or (_STATUS_OF_AGAIN if outcome is Outcome.AGAIN else 0))
-        if isinstance(value, dict):
-            self._walk(value, depth + 1)
-
-    def _read_words(self, name: str, value: object, depth: int) -> None:
-        if isinstance(value, str):
-            if speaks_of_failure(value, self._events):
-                self._found.partial = name, value
-            elif outcome_of(value)[0] is Outcome.GOOD:
-                self._found.is_positive = True
-            elif value and plain(name) in _MESSAGES and not speaks_of_success(value):
-                self._found.weak = name, value
+    def _read_count(self, field: Field, value: object, count: int) -> None:
+        if field.role is Role.RETRIED:
+            self._unnamed_retried += count
         else:
-            self._read_other(name, value, depth)
+            role = Role.TOTAL if field.role is Role.RESULTS else field.role
+            self._counts[role].append(_Statement(field, value, count))
+        if field.role is Role.REFUSED and count == 0:
+            self._batch.note(Outcome.GOOD, field, value)
 
-    def _read_other(self, name: str, value: object, depth: int) -> None:
-        """Read what is harmless as long as nothing in it speaks of failure."""
-        if value is False and is_yes(name):
-            self._found.deny(name, value, 0)
-        if isinstance(value, str):
-            if speaks_of_failure(value, self._events):
-                self._found.partial = name, value
-        elif isinstance(value, dict):
-            self._walk(value, depth + 1)
-        elif isinstance(value, list):
-            self._entries.go_down(depth)
-            for entry in value:
-                self._entries.spend()
-                index = None
-                if isinstance(entry, dict):
-                    outcome, _ = self._entries.outcome_in(entry, depth + 1)
-                    if outcome not in _GOOD:
-                        self._found.note_unclear(name, value, "is not understood")
-                    index = self._entries.index_of(entry, depth + 1)
-                elif entry:
-                    index = self._entries.index_in(entry, is_id=True) if isinstance(entry, str) else None
-                    self._read_other(name, entry, depth + 1)
-                if index is not None:
-                    self._found.note_unclear(name, value, "names events, and does not say why")
+    # Lists -----------------------------------------------------------------------------------------------------------
 
-    def _read_harmless(self, name: str, value: object, depth: int) -> None:
-        if isinstance(value, dict | list):
-            self._read_other(name, value, depth)
-
-    def _skip(self, name: str, value: object, depth: int) -> None:
-        pass
-
-    # Counts ----------------------------------------------------------------------------------------------------------
-
-    def _counted(self, name: str, value: object) -> int | None:
-        number = count_of(value)
-        is_number = isinstance(value, int | float) or (isinstance(value, str) and value.isdecimal())
-        if number is None and is_number and not isinstance(value, bool):
-            self._found.note_unclear(name, value, "is no number of events")
-        return number
-
-    def _read_total(self, name: str, value: object, depth: int) -> None:
-        number = self._counted(name, value)
-        if number is not None:
-            self._found.counts.totals.append((name, value, number))
-        elif isinstance(value, list):
-            self._read_results(name, value, depth)
-        else:
-            self._read_other(name, value, depth)
-
-    def _read_taken(self, name: str, value: object, depth: int) -> None:
-        number = self._counted(name, value)
-        if isinstance(value, bool):
-            self._found.is_positive |= value
-            if not value:
-                self._found.deny(name, value, 0)
-        elif number is not None and number <= 1 and (plain(name) in _FLAGS or name[:2] == "is"):
-            self._read_status(name, bool(number), depth)
-        elif number is not None:
-            self._found.counts.taken.append((name, value, number))
-        elif isinstance(value, list):
-            self._read_results(name, value, depth, is_count=True)
-        elif isinstance(value, str) and outcome_of(value)[0] in {Outcome.GOOD, Outcome.BAD, Outcome.AGAIN}:
-            self._read_status(name, value, depth)
-        else:
-            self._read_other(name, value, depth)
-
-    def _read_part(self, name: str, value: object, depth: int) -> None:
-        number = len(value) if isinstance(value, list) else self._counted(name, value)
-        if number is not None:
-            self._found.counts.parts = (self._found.counts.parts or 0) + number
-        elif value is False:
-            self._found.weak = name, value
-        if isinstance(value, dict | list):
-            self._read_other(name, value, depth)
-
-    def _read_known(self, name: str, value: object, depth: int) -> None:
-        number = len(value) if isinstance(value, list) else self._counted(name, value)
-        if number is not None:
-            self._found.counts.known += number
-        if isinstance(value, dict | list):
-            self._read_other(name, value, depth)
-
-    # Refusals --------------------------------------------------------------------------------------------------------
-
-    def _read_refused(self, name: str, value: object, depth: int, *, is_again: bool = False) -> None:
-        """Read what stands under a name that says that it was not taken."""
-        number = count_of(value)
-        if number is not None:
-            self._found.is_positive |= number == 0
-            if is_again:
-                self._found.nameless_again += number
-            else:
-                self._found.counts.refused.append(number)
-        elif not value or (isinstance(value, str) and failure_of(value)[0] is Outcome.NONE):
-            self._found.is_positive = True
-        elif value is True:
-            self._found.partial = name, value
-        elif isinstance(value, list):
-            self._entries.go_down(depth)
-            for entry in value:
-                self._read_refusal(name, entry, depth + 1, is_again=is_again)
-        elif isinstance(value, dict):
-            self._read_refused_map(value, depth + 1, is_again=is_again)
-        elif isinstance(value, str):
-            self._found.note(self._entries.index_in(value, is_id=True), "", is_again=is_again)
-        else:
-            self._found.note_unclear(name, value, "is no number of events")
-
-    def _read_unprocessed(self, name: str, value: object, depth: int) -> None:
-        self._read_refused(name, value, depth, is_again=True)
-
-    def _read_refused_map(self, entries: dict[str, Any], depth: int, *, is_again: bool) -> None:
-        if (index := self._entries.index_of(entries, depth)) is not None:
-            return self._found.note(index, said(entries), is_again=is_again)
+    def _read_refusals_by_key(self, field: Field, entries: dict[str, Any], depth: int) -> None:
+        """Read an object of events that were not accepted: a single one, many by index or EventId, or a count."""
+        role = field.role
+        if self._entry(entries, depth).event is not None:
+            return self._read_list(field, role, [entries], depth)
         for name, value in entries.items():
-            self._entries.spend()
-            number = count_of(value)
+            self._count_value(depth)
+            inner, count = field_of(name), count_of(value)
             if value is None or value is False or value in ("", [], {}):
                 continue
-            if self._entries.looks_like_key(name) and (number is None or number > 0):
-                outcome = self._entries.outcome_in(value, depth)[0] if isinstance(value, dict) else outcome_of(value)[0]
-                self._found.note(
-                    self._entries.index_in(name), said(value), is_again=is_again or outcome is Outcome.AGAIN
-                )
-            elif number is not None and role_of(name) in {Role.TOTAL, Role.REFUSED}:
-                self._found.counts.refused.append(number)
-            elif isinstance(value, list) and role_of(name) in {Role.RESULTS, Role.REFUSED}:
-                self._read_refused(name, value, depth, is_again=is_again)
+            if _looks_like_key(name) and count != 0:
+                self._read_list(field, role, [_as_entry(name, value)], depth)
+            elif count is not None and inner.role in {Role.TOTAL, Role.REFUSED}:
+                self._counts[Role.REFUSED].append(_Statement(inner, value, count))
+            elif isinstance(value, list) and inner.role in {Role.RESULTS, Role.REFUSED}:
+                self._read_list(inner, role, value, depth)
             else:
-                self._found.note(None, "", is_again=is_again)
+                self._add_refusal(None, "", is_retried=role is Role.RETRIED)
 
-    def _read_refusal(self, name: str, entry: object, depth: int, *, is_again: bool) -> None:
-        self._entries.spend()
-        if isinstance(entry, dict):
-            outcome, number = self._entries.outcome_in(entry, depth)
-            if outcome is Outcome.GOOD:
-                self._found.note_unclear(name, entry, "has an entry of success")
-            index = self._entries.index_of(entry, depth)
-            is_again |= outcome is Outcome.AGAIN
-            if index is None and not is_again and 400 <= number < 500 and number not in _OF_RECORDS:
-                self._found.deny(name, entry, number)
-            else:
-                self._found.note(index, said(entry), is_again=is_again)
-        elif (place := whole_number(entry)) is not None:
-            is_place = "code" not in plain(name)
-            self._found.note(self._entries.believed(place) if is_place else None, "", is_again=is_again)
-        elif isinstance(entry, str):
-            self._found.note(self._entries.index_in(entry), "", is_again=is_again)
+    def _read_list(self, field: Field, role: Role, values: list[Any], depth: int) -> None:
+        entries = self._elements(field, role, values, depth)
+        if role in _RESULTS:
+            self._read_results(field, values, entries)
+        elif role in _ERRORS:
+            if not values:
+                self._batch.note(Outcome.GOOD, field, values)
+            for entry, value in zip(entries, values, strict=True):
+                self._read_error(field, role, entry, value)
         else:
-            self._found.note_unclear(name, entry, "is not understood")
+            if role in {Role.PART, Role.REPEATED}:
+                self._counts[role].append(_Statement(field, values, len(values)))
+            for entry in entries:
+                if entry.outcome not in _GOOD:
+                    self._set_unclear(field, values, "is not understood")
+                if entry.event is not None:
+                    self._set_unclear(field, values, "names events without a reason")
 
-    # A result for each event -----------------------------------------------------------------------------------------
+    def _read_error(self, field: Field, role: Role, entry: _Entry, value: object) -> None:
+        if entry.outcome is Outcome.GOOD:
+            self._set_unclear(field, value, "has a successful entry")
+        is_retried = role is Role.RETRIED or entry.outcome is Outcome.RETRY
+        is_of_batch = 400 <= entry.status < 500 and entry.status not in _RECORD_STATUSES
+        if entry.event is None and is_of_batch and not is_retried:
+            self._batch.note(Outcome.BAD, field, value, entry.status)
+        else:
+            reason = _reason_in(value) if isinstance(value, dict) else ""
+            self._add_refusal(entry.event, reason, is_retried=is_retried)
 
-    def _read_results(self, name: str, value: object, depth: int, *, is_count: bool = False) -> None:
-        """Read a list with something for each event, or for each of some."""
-        if not isinstance(value, list):
-            return self._read_instead_of_results(name, value, depth)
-        self._entries.go_down(depth)
-        is_of_ids = plain(name).endswith("ids") or is_count
-        found = [self._result_in(entry, depth + 1, is_of_ids=is_of_ids, is_count=is_count) for entry in value]
-        is_in_order = len(found) == self._events and not self._entries.has_wild_index
-        if is_in_order and all(index is None for _, index in found):
-            found = [(outcome, index) for index, (outcome, _) in enumerate(found)]
+    def _read_results(self, field: Field, values: list[Any], entries: list[_Entry]) -> None:
+        """Read a list of results of all or some events."""
+        is_in_order = len(entries) == self._events and not self._has_untrusted_index
+        if is_in_order and all(entry.event is None for entry in entries):
+            entries = [entry._replace(event=index) for index, entry in enumerate(entries)]
         good: list[int | None] = []
         bad: set[int | None] = set()
-        for (outcome, index), entry in zip(found, value, strict=True):
-            if outcome in _GOOD:
-                good.append(index)
-            elif outcome in _BAD and not is_count:
-                bad.add(index)
-                self._found.note(index, said(entry), is_again=outcome is Outcome.AGAIN)
+        for entry, value in zip(entries, values, strict=True):
+            if entry.outcome in _GOOD:
+                good.append(entry.event)
+            elif entry.outcome in _BAD and field.role is not Role.ACCEPTED:
+                bad.add(entry.event)
+                self._add_refusal(entry.event, _reason_in(value), is_retried=entry.outcome is Outcome.RETRY)
             else:
-                self._found.note_unclear(name, value, "has an entry that is not understood")
+                self._set_unclear(field, values, "has an entry that is not understood")
         named = {index for index in good if index is not None}
         if named & bad:
-            self._found.note_unclear(name, value, "contradicts itself")
-        if good and (self._entries.has_stranger or (named and None in good)):
-            self._found.note_unclear(name, value, "has an entry that names no event of the batch")
-        if good or is_count:
-            self._found.counts.taken.append((name, value, len(named) + good.count(None)))
+            self._set_unclear(field, values, "contradicts itself")
+        if good and (self._has_unknown_id or (named and None in good)):
+            self._set_unclear(field, values, "has an entry for an event that is not in the batch")
+        if good or field.role is Role.ACCEPTED:
+            self._counts[Role.ACCEPTED].append(_Statement(field, values, len(named) + good.count(None)))
 
-    def _read_instead_of_results(self, name: str, value: object, depth: int) -> None:
-        if value is False:
-            self._found.note_unclear(name, value, "is not understood")
-        elif (number := count_of(value)) is not None:
-            self._found.counts.totals.append((name, value, number))
-        else:
-            self._read_other(name, value, depth)
+    def _elements(self, field: Field, role: Role, values: list[Any], depth: int) -> list[_Entry]:
+        read = self._error if role in _ERRORS else self._result if role in _RESULTS else self._other
+        entries = []
+        for value in values:
+            self._count_value(depth)
+            is_object = isinstance(value, dict)
+            entries.append(self._entry(value, depth + 1) if is_object else read(field, value, depth + 1))
+        return entries
 
-    def _result_in(self, entry: object, depth: int, *, is_of_ids: bool, is_count: bool) -> tuple[Outcome, int | None]:
-        self._entries.spend()
-        if isinstance(entry, dict):
-            return self._entries.outcome_in(entry, depth)[0], self._entries.index_of(entry, depth)
-        if isinstance(entry, str) and (index := self._entries.index_in(entry, is_id=True)) is not None:
-            return Outcome.NONE, index
-        if is_of_ids and isinstance(entry, str | int) and not isinstance(entry, bool):
-            return Outcome.NONE, self._entries.believed(entry) if is_count and isinstance(entry, int) else None
-        outcome, _ = outcome_of(entry)
-        return (Outcome.UNKNOWN if outcome in {Outcome.WEAK, Outcome.NONE} else outcome), None
+    def _error(self, field: Field, value: object, depth: int) -> _Entry:
+        """Read an element of a list of refusals: an index, an EventId or a text."""
+        number = whole_number(value)
+        if number is not None:
+            return _Entry(Outcome.BAD, event=self._untrusted_index(number) if "code" not in field.plain else None)
+        if not isinstance(value, str):
+            self._set_unclear(field, value, "is not understood")
+        return _Entry(Outcome.BAD, event=self._index_in(value) if isinstance(value, str) else None)
 
+    def _result(self, field: Field, value: object, depth: int) -> _Entry:
+        """Read an element of a list of results: the EventId or index of an accepted event, an id, or a status."""
+        index = self._index_in(value, is_id=True) if isinstance(value, str) else None
+        is_accepted = field.role is Role.ACCEPTED
+        is_id = (is_accepted or field.plain.endswith("ids")) and type(value) in {str, int}
+        if is_accepted and type(value) is int:
+            index = self._untrusted_index(value)
+        if index is not None or is_id:
+            return _Entry(Outcome.NONE, event=index)
+        outcome, _ = outcome_of(value)
+        return _Entry(Outcome.UNKNOWN if outcome in {Outcome.WEAK, Outcome.NONE} else outcome)
 
-_READERS: Final[dict[Role, Callable[[_Reader, str, Any, int], None]]] = {
-    Role.HARMLESS: _Reader._read_harmless,
-    Role.LINKS: _Reader._skip,
-    Role.OTHER: _Reader._read_other,
-    Role.WORDS: _Reader._read_words,
-    Role.STATUS: _Reader._read_status,
-    Role.RESULTS: _Reader._read_results,
-    Role.TOTAL: _Reader._read_total,
-    Role.TAKEN: _Reader._read_taken,
-    Role.PART: _Reader._read_part,
-    Role.KNOWN: _Reader._read_known,
-    Role.REFUSED: _Reader._read_refused,
-    Role.UNPROCESSED: _Reader._read_unprocessed,
-    Role.DENIAL: _Reader._read_denial,
-    Role.INDEX: _Reader._read_harmless,
-}
+    def _other(self, field: Field, value: object, depth: int) -> _Entry:
+        """Read an element that is harmless unless it indicates a failure."""
+        if isinstance(value, list):
+            self._read_list(field, Role.OTHER, value, depth)
+        if not isinstance(value, str):
+            return _Entry(Outcome.NONE)
+        if indicates_failure(value, self._events):
+            self._batch.note(Outcome.PARTIAL, field, value)
+        return _Entry(Outcome.NONE, event=self._index_in(value, is_id=True))
 
+    # One entry -------------------------------------------------------------------------------------------------------
 
-# What was found -------------------------------------------------------------------------------------------------------
+    def _entry(self, value: dict[str, Any], depth: int) -> _Entry:
+        statements = _Statements()
+        self._collect(value.items(), depth, statements)
+        outcome, status = statements.of_event()
+        if statements.has_unknown_id:
+            self._has_unknown_id = self._has_untrusted_index = True
+            return _Entry(outcome, status)
+        named = statements.ids or statements.indexes
+        index = next(iter(named)) if len(named) == 1 else None
+        if index is not None and not statements.ids:
+            self._by_index.add(index)
+        return _Entry(outcome, status, index)
 
+    def _collect(
+        self, fields: Iterable[tuple[str, Any]], depth: int, statements: _Statements, *, is_in_list: bool = False
+    ) -> None:
+        """Collect the statements of an entry, and its event; events in nested lists are others."""
+        for name, value in fields:
+            self._count_value(depth)
+            field = field_of(name)
+            if not is_in_list:
+                self._collect_names(field, value, statements)
+            is_container = isinstance(value, dict | list)
+            if not is_container or (value and field.role in _ERRORS):
+                outcome, number = outcome_of_field(field, value)
+                if outcome is not Outcome.NONE:
+                    statements.note(outcome, field, value, number)
+            if isinstance(value, dict):
+                self._collect(value.items(), depth + 1, statements, is_in_list=is_in_list)
+            elif isinstance(value, list) and field.role not in _IGNORED:
+                self._collect((("", item) for item in value), depth + 1, statements, is_in_list=True)
 
-class _Findings:
-    """
-    What was found in one answer; the first thing that is not understood is kept.
+    def _collect_names(self, field: Field, value: object, statements: _Statements) -> None:
+        number = whole_number(value)
+        if isinstance(value, str):
+            if (index := self._index_in(value, is_id=True)) is not None:
+                statements.ids.add(index)
+            elif field.plain == "eventid" and value:
+                statements.has_unknown_id = True
+            elif field.plain in _PATH_FIELDS and (path := _PATH.fullmatch(value)):
+                statements.indexes.add(self._in_range(int(path[1])))
+        elif isinstance(value, list) and field.plain in _PATH_FIELDS:
+            statements.indexes.update([self._in_range(step) for step in value[:_PATH_STEPS] if type(step) is int][:1])
+        elif number is not None and field.role is Role.INDEX:
+            statements.indexes.add(self._in_range(number))
+        elif number is not None and field.plain in _ROW_FIELDS:
+            self._has_untrusted_index = True
 
-    Args:
-        events: How many were sent.
+    def _index_in(self, text: str, *, is_id: bool = False) -> int | None:
+        """Return the index of the event that a text identifies by EventId or by index."""
+        if len(text) == EVENT_ID_LENGTH:
+            if self._indexes is None:
+                self._indexes = {event_id: index for index, event_id in enumerate(self._event_ids())}
+            if (index := self._indexes.get(text.lower())) is not None:
+                return index
+        if is_id or len(text) > _WORDS_MAX or not (path := _PATH.fullmatch(text)):
+            return None
+        return self._untrusted_index(int(path[1]))
 
-    Attributes:
-        nameless, nameless_again: Errors that name no event, and those of them for which it is to be sent again.
-        keyed_good: Events that are named as accepted by the name of a field.
-        partial: The field that says that some failed.
-        weak: The field that may say that all failed.
-        is_positive: Something says that nothing failed.
-    """
+    def _untrusted_index(self, number: int) -> int | None:
+        """Return an index that no EventId confirms; None if it is out of range."""
+        index = self._in_range(number)
+        if index is not None:
+            self._by_index.add(index)
+        return index
 
-    def __init__(self, events: int) -> None:
-        self.counts = _Counts(events)
-        self.rejected: dict[int, str] = {}
-        self.retried: set[int] = set()
-        self.nameless = 0
-        self.nameless_again = 0
-        self.keyed_good = 0
-        self.partial: tuple[str, object] | None = None
-        self.weak: tuple[str, object] | None = None
-        self.is_positive = False
-        self.denial = ""
-        self.status = 0
-        self.unclear = ""
+    def _in_range(self, number: int) -> int | None:
+        """Return an index, or None if it is out of range; then no index is trusted, as they may start at 1."""
+        if 0 <= number < self._events:
+            return number
+        self._has_untrusted_index = True
+        return None
 
-    def note(self, index: int | None, words: str, *, is_again: bool) -> None:
-        """
-        Note an event that was not taken.
+    # Summary --------------------------------------------------------------------------------------------------------
 
-        Args:
-            index: None if it is not named.
-            words: What the service says of it.
-            is_again: It is to be sent again.
-        """
-        if index is None:
-            self.nameless_again += is_again
-            self.nameless += not is_again
-        elif is_again:
-            self.retried.add(index)
-        else:
-            self.rejected.setdefault(index, words)
-
-    def deny(self, name: str, value: object, number: int) -> None:
-        """Note a field that says that all failed, and the number that goes with it; 0 if there is none."""
-        if not self.denial:
-            self.denial = described(name, value, number)
-        self.status = self.status or number
-
-    def note_unclear(self, name: str, value: object, why: str) -> None:
-        """Note a field that is not understood."""
-        if not self.unclear:
-            self.unclear = f"{described(name, value)} {why}"
-
-    def results(self, disbelieved: set[int]) -> Results:
-        """
-        Sum up what was found.
-
-        Args:
-            disbelieved: Events that were known by an index that is not to be believed.
-        """
-        self._disbelieve(disbelieved)
-        self.retried.difference_update(self.rejected)
-        named = len(self.rejected) + len(self.retried)
-        counted = max(self.counts.refused, default=0)
-        # If all failed, it is for another reason than what it says of events without naming them.
-        unnamed = max(int(self.nameless > 0 and not self.denial), counted - named)
-        is_refusing = bool(named or unnamed or self.nameless_again)
-        if self.keyed_good:
-            self.counts.taken.append(("", {}, self.keyed_good))
-        if self.partial is not None and not (is_refusing or self.denial):
-            self.note_unclear(*self.partial, "speaks of failure")
-        if self.weak is not None and not (self.is_positive or self.counts.taken or self.denial):
-            self.note_unclear(*self.weak, "may mean success or failure")
-        is_told = is_refusing or self.counts.are_told
-        if not self.unclear:
-            self.unclear = self.counts.contradiction(
-                named=named, unnamed=unnamed, nameless=self.nameless, nameless_again=self.nameless_again
-            )
+    def results(self) -> Results:
+        """Summarise the answer."""
+        if self._has_untrusted_index:
+            self._discard_untrusted_indexes()
+        self._retried.difference_update(self._rejected)
+        statements, refused, accepted = self._batch.by_outcome, self._numbers(Role.REFUSED), self._counts[Role.ACCEPTED]
+        bad, retry = statements.get(Outcome.BAD), statements.get(Outcome.RETRY)
+        failure = bad or retry
+        named = len(self._rejected) + len(self._retried)
+        # If everything failed, unidentified events do not count.
+        unnamed = max(int(self._unnamed > 0 and not failure), max(refused, default=0) - named)
+        is_refusing = bool(named or unnamed or self._unnamed_retried)
+        partial, weak = statements.get(Outcome.PARTIAL), statements.get(Outcome.WEAK)
+        if partial and not (is_refusing or failure):
+            self._set_unclear(partial.field, partial.value, "indicates a failure")
+        if weak and not (Outcome.GOOD in statements or accepted or failure):
+            self._set_unclear(weak.field, weak.value, "may mean success or failure")
         return Results(
-            rejected=self.rejected,
-            retried=frozenset(self.retried),
+            rejected=self._rejected,
+            retried=frozenset(self._retried),
             unnamed=unnamed,
-            is_again=self.nameless_again > 0,
-            denial=self.denial,
-            status=self.status,
-            unclear=self.unclear,
-            is_told=is_told,
+            has_unnamed_retries=self._unnamed_retried > 0,
+            failure=describe_field(*failure) if failure else "",
+            status=(bad.number if bad else 0) or (retry.number or _RETRY_STATUS if retry else 0),
+            unclear=self._unclear or self._contradiction(named, unnamed),
+            has_event_results=is_refusing or bool(refused or accepted or self._counts[Role.PART]),
         )
 
-    def _disbelieve(self, indexes: set[int]) -> None:
-        for index in indexes:
-            self.nameless += self.rejected.pop(index, None) is not None
-            if index in self.retried:
-                self.retried.remove(index)
-                self.nameless_again += 1
+    def _numbers(self, role: Role) -> list[int]:
+        return [count.number for count in self._counts[role]]
 
+    def _discard_untrusted_indexes(self) -> None:
+        """Count events identified only by index as unidentified."""
+        for index in self._by_index:
+            self._unnamed += self._rejected.pop(index, None) is not None
+            if index in self._retried:
+                self._retried.remove(index)
+                self._unnamed_retried += 1
 
-class _Counts:
-    """
-    All counts of one answer.
-
-    Args:
-        events: How many were sent.
-
-    Attributes:
-        taken: Each count of what was accepted, by the name and value of its field.
-        totals: Each count of what arrived, likewise.
-        parts: The sum of what was new and what was not, of what was accepted; None if it does not say.
-        known: How many the service had before.
-        refused: Each count of what was refused.
-    """
-
-    def __init__(self, events: int) -> None:
-        self._events = events
-        self.taken: list[tuple[str, object, int]] = []
-        self.totals: list[tuple[str, object, int]] = []
-        self.parts: int | None = None
-        self.known = 0
-        self.refused: list[int] = []
-
-    @property
-    def are_told(self) -> bool:
-        """Whether it counts what became of the events."""
-        return bool(self.taken or self.refused or self.parts is not None)
-
-    def contradiction(self, *, named: int, unnamed: int, nameless: int, nameless_again: int) -> str:
+    def _contradiction(self, named: int, unnamed: int) -> str:
         """
-        Return what does not add up; empty if all does.
+        Describe a count that does not add up; return "" if all do.
 
         Args:
-            named: Events that the answer names as not taken.
-            unnamed: How many more were not taken, at least.
-            nameless, nameless_again: Errors that name no event; several may be of one event.
+            named: Number of events identified as not accepted.
+            unnamed: Minimum number of other events that were not accepted.
         """
-        events, known = self._events, self.known
-        least = named + unnamed + (nameless_again > 0)
-        most = max(named + nameless + nameless_again, sum(self.refused))
-        if self.refused and named > sum(self.refused):
+        events, repeated = self._events, sum(self._numbers(Role.REPEATED))
+        refused, parts = sum(self._numbers(Role.REFUSED)), self._counts[Role.PART]
+        minimum = named + unnamed + (self._unnamed_retried > 0)
+        maximum = max(named + self._unnamed + self._unnamed_retried, refused)  # several errors may be about one event
+        if self._counts[Role.REFUSED] and named > refused:
             return f"it names {named} events as refused, and counts fewer"
-        if max(least, known) > events:
-            return f"its counts do not add up: {max(least, known)} of {events} events"
-        taken = self.taken if self.parts is None else [*self.taken, ("created", self.parts, self.parts)]
-        for name, value, number in taken:
-            # Those that it had before may be counted among the accepted ones, or beside them.
-            left = events - number
-            if not (least <= left <= most or least <= left - known <= most):
-                return f"{described(name, value)} does not add up: {number} of {events} events"
-        for name, value, number in self.totals:
+        if max(minimum, repeated) > events:
+            return f"its counts do not add up: {max(minimum, repeated)} of {events} events"
+        accepted = self._counts[Role.ACCEPTED]
+        if parts:
+            accepted = [*accepted, parts[0]._replace(number=sum(self._numbers(Role.PART)))]
+        for field, value, number in accepted:
+            # Repeated events may be included in the accepted ones or not.
+            remaining = events - number
+            if not (minimum <= remaining <= maximum or minimum <= remaining - repeated <= maximum):
+                return f"{describe_field(field, value)} does not add up: {number} of {events} events"
+        for field, value, number in self._counts[Role.TOTAL]:
             if number != events:
-                return f"{described(name, value)} does not add up: {number} of {events} events"
+                return f"{describe_field(field, value)} does not add up: {number} of {events} events"
         return ""
+
+
+def _looks_like_key(name: str) -> bool:
+    """Return whether a key may be the EventId or index of an event."""
+    return len(name) == EVENT_ID_LENGTH or name[:1] in _KEY_STARTS or "[" in name
+
+
+def _as_entry(key: str, value: object) -> dict[str, object]:
+    """Make an entry from a value and its key, an index or EventId."""
+    if isinstance(value, dict):
+        return {**value, "pointer": key}
+    if isinstance(value, list):
+        return {"pointer": key, "errors": value}
+    return {"pointer": key, "status": value, "message": value}
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, str):
+        return value.isdecimal()
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _reason_in(entry: object) -> str:
+    """Return why an event was not accepted: field and message, or the whole entry as JSON."""
+    if isinstance(entry, str):
+        return entry[:_WORDS_MAX]
+    if isinstance(entry, dict):
+        fields = {field_of(name).plain: value for name, value in entry.items()}
+        reason = next((fields[name] for name in _REASONS if isinstance(fields.get(name), str) and fields[name]), "")
+        field = fields.get("field")
+        if reason:
+            return (f"{field}: {reason}" if isinstance(field, str) and field else reason)[:_WORDS_MAX]
+    return msgspec.json.encode(entry).decode()[:_WORDS_MAX]

@@ -1,9 +1,8 @@
-"""Requests to the service: their headers, and the connection that carries them."""
+"""Sends requests to the service, with their headers."""
 
 from __future__ import annotations
 
 import re
-import ssl
 from collections.abc import Callable, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Final
@@ -11,53 +10,41 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from shipper.config.settings import DeliverySettings, EndpointSettings
 from shipper.delivery.answer import Answer
-from shipper.delivery.connection import Connection
+from shipper.delivery.connection import Connection, ConnectionSettings
 from shipper.delivery.no_answer import NoAnswerError
-from shipper.delivery.tls import make_ssl_context
 from shipper.model.version import __version__
 
 if TYPE_CHECKING:
     from shipper.delivery.credentials import Authorization
 
-__all__ = ["Endpoint", "NoAnswerError", "compressed", "make_ssl_context", "new_traceparent"]
+__all__ = ["ConnectionSettings", "Endpoint", "NoAnswerError", "compress", "new_traceparent"]
 
-# Below the four minutes after which a gateway's load balancer silently forgets an idle connection.
+# Below the four minutes after which a gateway's load balancer silently drops an idle connection.
 _IDLE_S: Final = 60.0
 USER_AGENT: Final = f"shipper/{__version__}"
 _REQUEST_IDS: Final = (b"x-ms-request-id", b"x-request-id", b"request-id")
-_FIELD: Final = re.compile(r"[^\x00-\x20\x7f](?:[^\x00-\x08\x0a-\x1f\x7f]*[^\x00-\x20\x7f])?")  # a value of a header
+_FIELD: Final = re.compile(r"[^\x00-\x20\x7f](?:[^\x00-\x08\x0a-\x1f\x7f]*[^\x00-\x20\x7f])?")  # a header value
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
 class Endpoint:
     """
-    Sends one request after the other over one connection, which it renews from time to time.
+    Sends requests one at a time over one connection, which it renews from time to time.
 
     Args:
-        section: The settings' section, `intake` or `report`, for errors.
-        ssl_context: From `make_ssl_context`.
-        now: Seconds on a clock that does not jump.
+        now: Seconds on a monotonic clock.
     Raises:
-        ConfigError: The proxy's password cannot be had.
+        ConfigError: The CA bundle, a certificate or the proxy password cannot be used.
     """
 
-    def __init__(
-        self,
-        endpoint: EndpointSettings,
-        delivery: DeliverySettings,
-        *,
-        section: str,
-        ssl_context: ssl.SSLContext | None,
-        now: Callable[[], float] = anyio.current_time,
-    ) -> None:
-        self._connection = Connection(endpoint.base_url, endpoint, delivery, section=section, ssl_context=ssl_context)
-        self._base_url = endpoint.base_url
-        self._path_prefix = urlsplit(endpoint.base_url).path
+    def __init__(self, settings: ConnectionSettings, *, now: Callable[[], float] = anyio.current_time) -> None:
+        self._connection = Connection(settings)
+        self._base_url = settings.endpoint.base_url
+        self._path_prefix = urlsplit(self._base_url).path
         self._authorization: Authorization | None = None
         self._headers: list[tuple[bytes, bytes]] = []
-        self._max_age_s = delivery.connection_max_age_seconds
+        self._max_age_s = settings.delivery.connection_max_age_seconds
         self._now = now
         self._opened_at = self._used_at = 0.0
 
@@ -66,7 +53,7 @@ class Endpoint:
 
     @property
     def certificate_expires_at(self) -> float | None:
-        """When the service's certificate expires, seconds since the epoch; None without TLS, or before a request."""
+        """When the service's certificate expires, seconds since the epoch; None without TLS or a connection so far."""
         return self._connection.certificate_expires_at
 
     async def request(
@@ -84,13 +71,13 @@ class Endpoint:
         Send a request and read the answer.
 
         Args:
-            path: Behind that of the base address.
-            authorization: Token and key, fit for headers.
-            traceparent: The header, if it is not empty.
-            encoding: Of the body, if it has one: the header Content-Encoding.
-            max_answer_bytes: The body is read up to here; a longer one costs the connection.
+            path: Appended to the base URL.
+            authorization: Token and key.
+            traceparent: The `traceparent` header; empty = none.
+            encoding: The `Content-Encoding` header; empty = none.
+            max_answer_bytes: The body is truncated here; after a longer one, the connection is closed.
         Raises:
-            NoAnswerError: Something failed between the name lookup and the last byte of the answer.
+            NoAnswerError: There was no complete answer, or the authorization is not valid in a header.
         """
         if authorization != self._authorization:
             self._headers = self._headers_with(authorization)
@@ -112,16 +99,11 @@ class Endpoint:
         return answer_of(message.status, message.headers, message.body)
 
     def _headers_with(self, authorization: Authorization) -> list[tuple[bytes, bytes]]:
-        """
-        Return the headers that all requests with an authorization have.
-
-        Raises:
-            NoAnswerError: No header can carry the token or key.
-        """
+        """Return the headers of all requests with an authorization; raise if it is not valid in a header."""
         if not all(map(_FIELD.fullmatch, authorization)):
             raise NoAnswerError(
                 "local_protocol_error",
-                f"no header can carry the token or the subscription key for {self._base_url}; check both",
+                f"the token or the subscription key for {self._base_url} is not valid in a header; check both",
                 was_sent=False,
             )
         return [
@@ -134,7 +116,7 @@ class Endpoint:
         ]
 
     async def _renew(self) -> None:
-        """Close an old or idle connection, so that the service's address is looked up again."""
+        """Close an old or idle connection, so that the next request resolves the host name again."""
         now = self._now()
         if now - self._opened_at >= self._max_age_s or now - self._used_at >= _IDLE_S:
             await self._connection.aclose()
@@ -142,24 +124,24 @@ class Endpoint:
             self._opened_at = now
 
     async def aclose(self) -> None:
-        """Close the connection; the next request opens one again."""
+        """Close the connection; the next request reopens it."""
         await self._connection.aclose()
 
 
-def compressed(body: bytes) -> bytes:
-    """Compress a body with gzip, as fast as possible; the same body always gives the same bytes."""
-    from isal import igzip  # needed by few
+def compress(body: bytes) -> bytes:
+    """Compress a body with gzip at the fastest level; the result is deterministic."""
+    from isal import igzip  # imported here because it is rarely needed
 
     return igzip.compress(body, 1, mtime=0)
 
 
 def new_traceparent(rng: Random) -> str:
-    """Make the header of a new trace: version, trace id, span id, "sampled", as in W3C Trace Context."""
+    """Make the W3C Trace Context header of a new trace: version, trace id, span id, "sampled"."""
     return f"00-{rng.getrandbits(128) or 1:032x}-{rng.getrandbits(64) or 1:016x}-01"
 
 
 def answer_of(status: int, headers: Mapping[bytes, bytes], body: bytes) -> Answer:
-    """Return what the verdict needs of an answer; the names of headers are in lower case."""
+    """Make an `Answer` from a raw answer, whose header names are in lower case."""
     texts = {name: value.decode("latin-1") for name, value in headers.items()}
     request_id = next((texts[name] for name in _REQUEST_IDS if name in texts), "")
     return Answer(

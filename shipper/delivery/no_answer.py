@@ -1,4 +1,4 @@
-"""Explains why a request got no answer: from the error and how far the request had got."""
+"""Explains why a request got no answer, from the error and the stage that the request had reached."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Final
 
 from msgspec import Struct
 
-from shipper.delivery.tls import tls_problem, words
+from shipper.delivery.tls import os_error_text, tls_problem
 
-# What a name server says of a name that does not exist; a server that is away says something else.
+# The name does not exist; other errors mean that the name server is unavailable.
 _NO_SUCH_NAME: Final = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 _CLOSED: Final = "the connection was closed"
 
 
 class Stage(Enum):
-    """How far a request has got."""
+    """The stage of a request."""
 
     CONNECT = "connect"
     HANDSHAKE = "handshake"
-    TUNNEL = "tunnel"  # a proxy is asked for a way to the service
+    TUNNEL = "tunnel"  # CONNECT to a proxy
     SEND = "send"
     ANSWER = "answer"
 
@@ -37,31 +37,23 @@ _STEPS: Final = {
 
 
 class Progress(Struct):
-    """
-    The state of the request under way; errors alone do not show what they are about.
-
-    Attributes:
-        is_at_proxy: The peer is the proxy, not the service.
-        is_reused: The connection has carried an answer before.
-        is_answering: The answer to this request has begun.
-    """
+    """The progress of the current request, which errors alone do not show."""
 
     stage: Stage = Stage.CONNECT
-    is_at_proxy: bool = False
-    is_reused: bool = False
-    is_answering: bool = False
+    is_at_proxy: bool = False  # the peer is the proxy, not the service
+    is_reused: bool = False  # the connection has already been used for a request
+    is_answering: bool = False  # a part of the answer was received
 
     def begin(self, *, is_at_proxy: bool) -> None:
-        """Note that a connection is being opened."""
         self.stage, self.is_at_proxy, self.is_reused = Stage.CONNECT, is_at_proxy, False
 
 
 class HttpError(Exception):
-    """What came is not a whole answer of HTTP/1.1; the text says why, and quotes nothing."""
+    """The answer is not complete or not valid HTTP/1.1; the message quotes nothing from it."""
 
 
 class ProxyRefusedError(Exception):
-    """The proxy refuses the request, or asks for other credentials."""
+    """The proxy refused the request, or requires credentials (407)."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -70,16 +62,16 @@ class ProxyRefusedError(Exception):
 
 class NoAnswerError(Exception):
     """
-    There was no answer, or not the whole of it.
+    There was no answer, or no complete one.
 
     Attributes:
         cause: One word. Before the request is sent: `name_lookup`, `unknown_host`, `connect_error`, `connect_timeout`,
-            `tls`, `proxy`. After it: `read_timeout`, `write_timeout`, `read_error`, `remote_protocol_error`.
-        step: What failed: `dns`, `connect` (all that is the proxy's included), `tls` or `service`.
-        is_tls: TLS failed for a fault of the set-up, not of the moment, such as a certificate that is not accepted.
-        is_stale: The request met a connection that had carried an answer before and was being closed by the peer. The
-            next one goes over a new connection, so this does not come twice in a row.
-        was_sent: The service may have taken the request; False = certainly not.
+            `tls`, `proxy`. Afterwards: `read_timeout`, `write_timeout`, `read_error`, `remote_protocol_error`.
+        step: The step that failed: `dns`, `connect` (including everything about a proxy), `tls` or `service`.
+        is_tls: TLS failed permanently, for instance because a certificate is not accepted.
+        is_stale: The request was sent over a reused connection that the peer was closing. A retry uses a new
+            connection, so this cannot happen twice in a row.
+        was_sent: The service may have received the request; False = certainly not.
     """
 
     def __init__(
@@ -100,97 +92,77 @@ class NoAnswerError(Exception):
         self.was_sent = was_sent
 
 
-class Way(Struct, frozen=True):
-    """
-    The way to an address, as the settings describe it.
-
-    Attributes:
-        proxy: Its address, without credentials; empty if there is none.
-        section: The settings' section, for the way out.
-        connect_s, read_s: The longest waits.
-        is_service: It leads to the service, and not to a token endpoint.
-    """
+class Route(Struct, frozen=True):
+    """The route to an address, as the settings describe it."""
 
     address: str
-    proxy: str
+    proxy: str  # its address, without credentials; empty = none
     section: str
-    connect_s: float
-    read_s: float
-    is_service: bool = True
+    connect_s: float  # connect timeout
+    read_s: float  # read timeout
+    is_service: bool = True  # False = a token endpoint
 
 
-def no_answer(error: BaseException, way: Way, progress: Progress) -> NoAnswerError:
-    """
-    Explain why there is no answer.
-
-    Args:
-        error: What ended the request.
-        progress: How far it had got.
-    """
-    errors = list(_led_to(error))
+def no_answer(error: BaseException, route: Route, progress: Progress) -> NoAnswerError:
+    """Explain why there is no answer, from the error and the progress of the request."""
+    errors = list(_causes(error))
     is_at_proxy, stage = progress.is_at_proxy, progress.stage
-    peer = f"the proxy {way.proxy}" if is_at_proxy else way.address
-    problem = tls_problem(errors, peer, way.section, is_service=way.is_service and not is_at_proxy)
+    peer = f"the proxy {route.proxy}" if is_at_proxy else route.address
+    problem = tls_problem(errors, peer, route.section, is_service=route.is_service and not is_at_proxy)
     if problem:
-        # In TLS 1.3 the client may already have sent its request, and the server throws it away unread.
+        # In TLS 1.3, the client may already have sent the request; the server discards it unread.
         was_sent = stage in _SENT and progress.is_reused
         return NoAnswerError("tls", problem, step="connect" if is_at_proxy else "tls", is_tls=True, was_sent=was_sent)
     if isinstance(error, TimeoutError) and not error.errno:
-        return _too_late(way, progress, peer)
-    why = next((words(each) for each in reversed(errors) if isinstance(each, OSError) and each.errno), _CLOSED)
+        return _timed_out(route, progress, peer)
+    why = next((os_error_text(e) for e in reversed(errors) if isinstance(e, OSError) and e.errno), _CLOSED)
     if isinstance(error, HttpError):
         why = str(error)
     if is_at_proxy or isinstance(error, ProxyRefusedError):
-        return _no_proxy(error.status if isinstance(error, ProxyRefusedError) else 0, why, way)
+        return _proxy_failed(error.status if isinstance(error, ProxyRefusedError) else 0, why, route)
     if stage in _SENT:
         cause = "remote_protocol_error" if isinstance(error, HttpError) else "read_error"
         is_stale = progress.is_reused and not progress.is_answering
         return NoAnswerError(cause, f"no answer from {peer}: {why}", is_stale=is_stale)
     if isinstance(error, UnicodeError):
         why = "it is not a valid host name"
-    if any(isinstance(each, socket.gaierror | UnicodeError) for each in errors):
-        is_away = any(isinstance(each, socket.gaierror) and each.errno not in _NO_SUCH_NAME for each in errors)
+    if any(isinstance(e, socket.gaierror | UnicodeError) for e in errors):
+        is_away = any(isinstance(e, socket.gaierror) and e.errno not in _NO_SUCH_NAME for e in errors)
         cause = "name_lookup" if is_away else "unknown_host"
-        return NoAnswerError(cause, f"the host of {peer} is not found: {why}", step="dns", was_sent=False)
+        return NoAnswerError(cause, f"the host of {peer} was not found: {why}", step="dns", was_sent=False)
     if stage is Stage.HANDSHAKE:
-        why += "; perhaps nothing there speaks TLS"
+        why += "; perhaps it does not use TLS"
     return NoAnswerError("connect_error", f"cannot connect to {peer}: {why}", step=_STEPS[stage], was_sent=False)
 
 
-def _too_late(way: Way, progress: Progress, peer: str) -> NoAnswerError:
+def _timed_out(route: Route, progress: Progress, peer: str) -> NoAnswerError:
     was_sent, step = progress.stage in _SENT, _STEPS[progress.stage]
     if was_sent or progress.stage is Stage.TUNNEL:
-        cause, what = "read_timeout", f"no whole answer from {peer}"
-        limit = f"{way.read_s:g} s; see delivery.read_timeout_seconds"
+        cause, what = "read_timeout", f"no complete answer from {peer}"
+        limit = f"{route.read_s:g} s; see delivery.read_timeout_seconds"
     else:
-        cause, what = "connect_timeout", f"cannot connect to {peer}: nothing"
-        limit = f"{way.connect_s:g} s; see delivery.connect_timeout_seconds"
+        cause, what = "connect_timeout", f"cannot connect to {peer}"
+        limit = f"{route.connect_s:g} s; see delivery.connect_timeout_seconds"
     if progress.stage is Stage.SEND:
-        cause, what = "write_timeout", f"{peer} did not take the whole request"
+        cause, what = "write_timeout", f"{peer} did not receive the whole request"
     if progress.is_at_proxy:
         cause, step = "proxy", "connect"
     return NoAnswerError(cause, f"{what} within {limit}", step=step, was_sent=was_sent)
 
 
-def _no_proxy(status: int, why: str, way: Way) -> NoAnswerError:
-    """`status` is that of the proxy's refusal; 0 if it is none."""
+def _proxy_failed(status: int, why: str, route: Route) -> NoAnswerError:
     if status == 407:
-        what, key = "asks for a user and password, or for others", "proxy_username"
+        what, key = "requires a valid user name and password", "proxy_username"
     elif status:
-        what, key = f"refuses to connect to {way.address}, with status {status}", "proxy"
+        what, key = f"refuses to connect to {route.address}, with status {status}", "proxy"
     else:
         what, key = f"cannot be used: {why}", "proxy"
-    message = f"the proxy {way.proxy} {what}; see {way.section}.{key}"
+    message = f"the proxy {route.proxy} {what}; see {route.section}.{key}"
     return NoAnswerError("proxy", message, step="connect", was_sent=False)
 
 
-def _led_to(error: BaseException) -> Iterator[BaseException]:
-    """
-    Yield an error and what led to it.
-
-    What Python notes as the context is of no use: it may be another request's failure, which the caller is just
-    dealing with.
-    """
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and its causes, but not its context, which may be the failure of another request."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause

@@ -1,4 +1,4 @@
-"""Access tokens from a token endpoint: the grants of RFC 6749 §4.3 and §4.4, and what its answers mean."""
+"""Gets access tokens from a token endpoint, with the password and client credentials grants (RFC 6749 §4.3, §4.4)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from shipper.config.secrets import MAX_SECRET_BYTES, Secret, check_secret, fetch
 from shipper.config.settings import OAuth2Settings
 from shipper.delivery.answer import Answer
 from shipper.delivery.endpoint import NoAnswerError
-from shipper.delivery.token_sources import LIFETIME_MAX_S, NoTokenError, Reason, Token, expiring, expiry_claim
-from shipper.delivery.waits import asked_wait_s
+from shipper.delivery.tokens import LIFETIME_MAX_S, NoTokenError, Reason, Token, expiring_token, expiry_claim
+from shipper.delivery.waits import requested_wait_s
 from shipper.model.errors import ConfigError
 
 PostForm = Callable[[str, dict[str, str]], Awaitable[Answer]]
@@ -28,8 +28,7 @@ _ERROR_WORD: Final = re.compile(r"[a-z_]{3,40}")
 _NUMBER: Final = re.compile(r"\d{1,12}(\.\d{1,9})?", re.ASCII)
 _UUID: Final = re.compile(r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _TRANSIENT: Final = {"temporarily_unavailable", "server_error", "slow_down"}
-# Of the errors that only a person can mend: which settings to look at. The texts beside `error` are for nobody: they
-# may quote what was sent.
+# The settings to check, by error code. An answer's description of the error is never shown: it may quote the request.
 _ADVICE: Final = {
     "invalid_client": "{0}.client_id and {0}.client_secret",
     "invalid_grant": "{0}.username and {0}.password",
@@ -42,17 +41,16 @@ _ADVICE: Final = {
 
 class OAuth2Source:
     """
-    Asks a token endpoint for tokens.
+    Requests tokens from a token endpoint.
 
     Args:
-        key: The dotted name of the settings' table, such as `intake.oauth2`.
-        now, wall_time: The clock that does not jump; seconds since the epoch.
+        key: Dotted name of the settings table, such as `intake.oauth2`.
+        now, wall_time: A monotonic clock; seconds since the epoch.
     Raises:
-        ConfigError: The client's secret or the password cannot be had.
+        ConfigError: The client secret or the password is missing or invalid.
     """
 
-    look_interval_s = math.inf
-    pause_s = 0.0
+    interval_s = math.inf
 
     def __init__(
         self,
@@ -78,8 +76,8 @@ class OAuth2Source:
         named = [("client_secret", self._settings.client_secret), ("password", self._settings.password)]
         return [(name, secret) for name, secret in named if secret is not None]
 
-    async def fetch(self, *, afresh: bool) -> Token:
-        """Ask for a token; its life counts from the moment of asking."""
+    async def fetch(self) -> Token:
+        """Request a token; its lifetime counts from the time of the request."""
         try:
             form = await self._form()
             since, wall_since = self._now(), self._wall_time()
@@ -99,7 +97,7 @@ class OAuth2Source:
         return self._token(answer, since, wall_since)
 
     async def _form(self) -> dict[str, str]:
-        """Put the request together; its secrets are read again each time, as they may have been replaced."""
+        """Build the request; its secrets are read each time, because they may have been replaced."""
         settings = self._settings
         form = {"grant_type": settings.grant, "client_id": settings.client_id}
         if settings.scope:
@@ -116,15 +114,15 @@ class OAuth2Source:
             raise self._refusal(answer, document)
         value, token_type = document.get("access_token"), document.get("token_type", "Bearer")
         if not isinstance(value, str) or not value:
-            raise self._nonsense("is no token")
+            raise self._nonsense("has no token")
         if not isinstance(token_type, str) or token_type.lower() != "bearer":
-            raise self._nonsense("is a token of another type than Bearer")
+            raise self._nonsense("has a token type other than Bearer")
         if len(value) > MAX_SECRET_BYTES or not _FIT.fullmatch(value):
-            raise self._nonsense("is a token that no header can carry")
+            raise self._nonsense("has a token that is not valid in a header")
         lifetime_s = _expires_in(document) or _claimed_lifetime_s(value, wall_since) or _UNKNOWN_LIFETIME_S
         if since + lifetime_s <= self._now():
-            raise self._nonsense("took longer than the token lives")
-        return expiring(value, lifetime_s, since=since, wall_since=wall_since, is_sure=True)
+            raise self._nonsense("took longer than the token is valid")
+        return expiring_token(value, lifetime_s, since=since, wall_since=wall_since, is_sure=True)
 
     def _nonsense(self, what: str) -> NoTokenError:
         return NoTokenError("token_endpoint", f"the token endpoint's answer {what}; check {self.key}.token_url")
@@ -133,21 +131,21 @@ class OAuth2Source:
         word = document.get("error")
         error = word if isinstance(word, str) and _ERROR_WORD.fullmatch(word) else ""
         reason: Reason = "token_endpoint"
-        is_there = True
+        is_found = True
         if error in _ADVICE:
             reason = "token"
             what = f"the token endpoint refuses the request; check {self._advice(error)}"
         elif error in _TRANSIENT or answer.status in {408, 425, 429} or answer.status >= 500:
-            what = "the token endpoint has no token for now"
+            what = "the token endpoint is temporarily unable to issue tokens"
         elif error or answer.status in {401, 403}:
             reason = "token"
             what = f"the token endpoint refuses the request; check the settings under {self.key}"
         else:
-            is_there = False
-            what = f"there is no token endpoint at this address; check {self.key}.token_url"
-        wait_s = asked_wait_s(answer.retry_after, "", date=answer.date, wall_time=self._wall_time())
+            is_found = False
+            what = f"no token endpoint was found at this address; check {self.key}.token_url"
+        wait_s = requested_wait_s(answer.retry_after, "", date=answer.date, wall_time=self._wall_time())
         details = _details(answer.status, error, document)
-        is_set_up_fault = reason == "token" or not is_there
+        is_set_up_fault = reason == "token" or not is_found
         return NoTokenError(reason, f"{what} ({details})", wait_s, is_set_up_fault=is_set_up_fault)
 
     def _advice(self, error: str) -> str:
@@ -157,7 +155,7 @@ class OAuth2Source:
 
 
 def _document(body: bytes) -> dict[str, Any]:
-    """Decode an answer; empty if it is no JSON object."""
+    """Decode an answer; return an empty dict if it is not a JSON object."""
     try:
         document = msgspec.json.decode(body.removeprefix(BOM_UTF8))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -166,13 +164,13 @@ def _document(body: bytes) -> dict[str, Any]:
 
 
 def _expires_in(document: dict[str, Any]) -> float | None:
-    """Read the lifetime, seconds; None if none is given that makes sense. Some endpoints write it as text."""
+    """Return the lifetime in seconds, which some endpoints write as text; None if it is missing or invalid."""
     written = document.get("expires_in")
     if isinstance(written, str) and _NUMBER.fullmatch(written):
         written = float(written)
     if isinstance(written, bool) or not isinstance(written, int | float) or not 0 < written < math.inf:
         return None
-    return float(min(written, LIFETIME_MAX_S))  # some whole numbers are too large for a float
+    return float(min(written, LIFETIME_MAX_S))  # in this order, as an int may be too large for a float
 
 
 def _claimed_lifetime_s(token: str, wall_since: float) -> float | None:
@@ -181,7 +179,7 @@ def _claimed_lifetime_s(token: str, wall_since: float) -> float | None:
 
 
 def _details(status: int, error: str, document: dict[str, Any]) -> str:
-    """What helps to find the request again, and can hold nothing else."""
+    """Return the status, error code and request ids, for support; they cannot contain secrets."""
     details = [f"HTTP {status}", error]
     for name in ("trace_id", "correlation_id"):
         value = document.get(name)

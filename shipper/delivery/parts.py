@@ -1,4 +1,4 @@
-"""Splits batches and merges what is left of them; the bytes of an event never change. No I/O."""
+"""Splits and merges batches; the bytes of an event never change. No I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shipper.model.wire import BODY_HEAD, BODY_TAIL
 
 
 class SentEvent(Struct):
-    """The fields by which an event is identified and counted."""
+    """The fields of an event that identify it or by which it is counted."""
 
     EventId: str
     ConsumerID: int
@@ -40,23 +40,21 @@ _RAWS: Final = msgspec.json.Decoder(_Raws)
 
 
 def sent_events(batch: Batch) -> list[SentEvent]:
-    """Read the events, in the order of the body."""
     return _SENT.decode(batch.body).events
 
 
 def event_ids(batch: Batch) -> list[str]:
-    """Read the EventIds, in the order of the body."""
     return [event.EventId for event in sent_events(batch)]
 
 
 def sent_event(batch: Batch) -> SentEvent:
-    """Read the one event of a batch."""
+    """Decode the only event of a batch."""
     (event,) = sent_events(batch)
     return event
 
 
 def event_in(line: bytes) -> SentEvent:
-    """Read an event as it is to be sent."""
+    """Decode an event in wire form."""
     return _EVENT.decode(line)
 
 
@@ -68,20 +66,15 @@ def halves(batch: Batch) -> list[Batch]:
 
 
 def parts(batch: Batch, indexes: Sequence[Sequence[int]]) -> list[Batch]:
-    """
-    Make a batch of each group of events.
-
-    Args:
-        indexes: Which events, in ascending order; a group without any makes no batch.
-    """
+    """Make a batch of each non-empty group of events, given as indexes in ascending order."""
     raws = _RAWS.decode(batch.body).events
     places = [(span, ordinal) for span, ordinals in batch.parts for ordinal in ordinals]
     assert len(raws) == batch.events
     return [_batch(batch, group, raws, places) for group in indexes if group]
 
 
-def merged(batches: Sequence[Batch]) -> Batch:
-    """Put parts of one batch together again."""
+def merge_batches(batches: Sequence[Batch]) -> Batch:
+    """Merge parts of one batch."""
     return replace(
         batches[0],
         body=BODY_HEAD + b",".join(batch.body[len(BODY_HEAD) : -len(BODY_TAIL)] for batch in batches) + BODY_TAIL,
@@ -91,7 +84,7 @@ def merged(batches: Sequence[Batch]) -> Batch:
 
 
 def _batch(batch: Batch, indexes: Sequence[int], raws: list[Raw], places: list[tuple[Span, int]]) -> Batch:
-    # `groupby` compares by identity: a span has no equality of its own.
+    # Spans are compared by identity, because they define no equality.
     runs = groupby((places[index] for index in indexes), key=itemgetter(0)) if places else ()
     return replace(
         batch,
@@ -101,42 +94,31 @@ def _batch(batch: Batch, indexes: Sequence[int], raws: list[Raw], places: list[t
     )
 
 
-class Parcel(Struct, eq=False):
-    """
-    A batch, or what is left of it, on its way.
-
-    Attributes:
-        attempts: How often its events were sent.
-        is_ambiguous: An attempt had no answer that tells whether it was taken.
-        sibling: The other part of a batch that was refused: if this one is accepted, the guilty record is in there.
-        is_suspect: Known to hold the record that is refused; split it before sending.
-        is_refused: It was one record, which is a dead letter now.
-        is_plain: It is not compressed, as its compression may be what the service refuses.
-    """
+class OutgoingBatch(Struct, eq=False):
+    """A batch being delivered, or the unsettled part of one."""
 
     batch: Batch
-    attempts: int = 0
-    is_ambiguous: bool = False
-    sibling: Parcel | None = None
-    is_suspect: bool = False
-    is_refused: bool = False
-    is_plain: bool = False
+    attempts: int = 0  # number of times its events were sent
+    is_ambiguous: bool = False  # the service may have accepted it in an attempt without a clear answer
+    sibling: OutgoingBatch | None = None  # the other half of a refused batch; suspect if this one is accepted
+    is_suspect: bool = False  # known to contain a bad record; split it before sending
+    is_refused: bool = False  # a single record, which has become a dead letter
+    is_uncompressed: bool = False  # sent uncompressed, because the service may have refused the compression
 
-    def parted(self, batches: Sequence[Batch]) -> list[Parcel]:
-        """Make parcels of its parts."""
-        return [Parcel(batch, self.attempts, self.is_ambiguous) for batch in batches]
+    def split(self, batches: Sequence[Batch]) -> list[OutgoingBatch]:
+        return [OutgoingBatch(batch, self.attempts, self.is_ambiguous) for batch in batches]
 
-    def halved(self, *, is_refused: bool) -> list[Parcel]:
-        """Make two parcels of it; `is_refused`: one of them must hold a record that is refused."""
-        first, second = self.parted(halves(self.batch))
+    def halve(self, *, is_refused: bool) -> list[OutgoingBatch]:
+        """Split in the middle; `is_refused` = one of the halves contains a bad record."""
+        first, second = self.split(halves(self.batch))
         first.sibling = second if is_refused else None
         return [first, second]
 
 
-def merged_parcel(parcels: Sequence[Parcel]) -> Parcel:
-    """Make one parcel of what is left of a batch."""
-    return Parcel(
-        merged([parcel.batch for parcel in parcels]),
-        max(parcel.attempts for parcel in parcels),
-        any(parcel.is_ambiguous for parcel in parcels),
+def merge_outgoing(unsettled: Sequence[OutgoingBatch]) -> OutgoingBatch:
+    """Merge the unsettled parts of one batch."""
+    return OutgoingBatch(
+        merge_batches([outgoing.batch for outgoing in unsettled]),
+        max(outgoing.attempts for outgoing in unsettled),
+        any(outgoing.is_ambiguous for outgoing in unsettled),
     )

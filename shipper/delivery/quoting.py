@@ -1,8 +1,8 @@
 """
-Quotes what a service says, where operators read it: plain words, and no secret or personal data.
+Quotes error texts of the service for operators, without secrets and personal data.
 
-An error may repeat a token, a key, or a value of a record, in any form. So a word is shown only if it looks like one of
-a language or is a small number, and is not known to belong to a person; the rest is masked.
+An error may repeat a token, a key, or a value of a record, in any form. Therefore only ordinary words and small numbers
+that do not occur in the request are shown; everything else is masked.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from shipper.config.secrets import MASK
 from shipper.delivery.credentials import Authorization
 
 _CHARACTERS: Final = 160
-_LOOKED_AT: Final = 2_000
-# A word in lower case, with a capital or in capitals; or a number of a few digits, such as a status.
+_SCANNED_CHARACTERS: Final = 2_000
+# A word, or a number of up to four digits, such as a status.
 _PLAIN: Final = re.compile(r"(?:[^\W\d_]{1,20}(?:['\N{RIGHT SINGLE QUOTATION MARK}][^\W\d_]{1,8})?|[0-9]{1,4})")
 _ERROR_WORDS: Final = {"invalid_token", "insufficient_scope", "invalid_request"}  # RFC 6750 §3.1
-_BEFORE: Final = "\"'([<"
-_BEHIND: Final = "\"')]>.,:;!?%"
-_CUT_OFF: Final = ("...", "\N{HORIZONTAL ELLIPSIS}")  # a part of a secret, perhaps
+_OPENING: Final = "\"'([<"
+_CLOSING: Final = "\"')]>.,:;!?%"
+_ELLIPSES: Final = ("...", "\N{HORIZONTAL ELLIPSIS}")  # the word may be the beginning of a secret
 _APOSTROPHE: Final = re.compile("['\N{RIGHT SINGLE QUOTATION MARK}]")
 _STOPS: Final = {".", ",", ":"}
 _TITLE: Final = re.compile(r"<title[^<>]*>([^<]*)", re.IGNORECASE)
-# Claims of a token that name a person (OpenID Connect Core §5.1, and those of large identity platforms).
+# Token claims that identify a person (OpenID Connect Core §5.1, and those of large identity platforms).
 _CLAIMS: Final = ("sub", "name", "given_name", "family_name", "nickname", "preferred_username", "upn", "unique_name")
 
 
-# Fields of a record that say nothing about who it is. Others, also unknown ones, may hold names.
-_OF_NOBODY: Final = {
+# Fields of a record that contain no personal data. All others may, including unknown ones.
+_IMPERSONAL_FIELDS: Final = {
     *("ConsumerCountry", "ConsumerCurrencyID", "BrandID", "CustomerCurrencyID", "ConsumerStatus", "ConsumerState")
 }
 
@@ -46,33 +46,33 @@ class _Body(Struct):
     events: list[dict[str, Any]] = []
 
 
-def quotation(said: str, authorization: Authorization, body: bytes = b"") -> str:
+def quotation(statement: str, authorization: Authorization, body: bytes = b"") -> str:
     """
-    Return what may be quoted of a text.
+    Return the part of a text that may be quoted, with the rest masked.
 
     Args:
-        said: By the service.
-        authorization: What the request was sent with.
-        body: Of the request, JSON; empty = it had no records.
+        statement: The service's text.
+        authorization: The credentials of the request.
+        body: The body of the request, JSON; empty = it had no records.
     Returns:
-        Some words on one line; empty if none may be quoted.
+        Words on one line; empty if none may be quoted.
     """
-    said = said[:_LOOKED_AT]
-    if said.lstrip()[:1] == "<":  # a page: what it is about
-        title = _TITLE.search(said)
-        said = title[1] if title else ""
+    statement = statement[:_SCANNED_CHARACTERS]
+    if statement.lstrip()[:1] == "<":  # a web page: use its title
+        title = _TITLE.search(statement)
+        statement = title[1] if title else ""
     try:
         hidden = {piece for value in _values(authorization, body) for word in value.split() for piece in _pieces(word)}
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # then whose words they are is not known
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # the values to hide are not known
         return ""
     shown: list[str] = []
     after_bearer = False
-    for word in said.split():
+    for word in statement.split():
         is_shown = not after_bearer and _is_plain(word) and hidden.isdisjoint(_pieces(word))
         after_bearer = "bearer" in _pieces(word)
         if not is_shown and shown and shown[-1].startswith(MASK):
             shown.pop()
-        stop = word[len(word.rstrip(_BEHIND)) :]
+        stop = word[len(word.rstrip(_CLOSING)) :]
         shown.append(word if is_shown else MASK + (stop if stop in _STOPS else ""))
     if not any(word[-1:].isalpha() or word[:1].isalpha() for word in shown):
         return ""
@@ -85,29 +85,31 @@ def _is_plain(word: str) -> bool:
     if core in _ERROR_WORDS:
         return True
     is_one_case = core.islower() or core.isupper() or (core[:1].isupper() and core[1:].islower())
-    is_whole = not word.endswith(_CUT_OFF)
+    is_whole = not word.endswith(_ELLIPSES)
     return is_whole and bool(_PLAIN.fullmatch(core)) and (is_one_case or core.isdecimal())
 
 
 def _values(authorization: Authorization, body: bytes) -> Iterator[str]:
-    """Yield what must not be quoted, even if it consists of plain words."""
+    """Yield the values that must not be quoted, even if they consist of ordinary words."""
     yield from authorization
     yield from _claims(authorization.token)
     if body:
         for event in msgspec.json.decode(body, type=_Body).events:
-            yield from (each for name, value in event.items() if name not in _OF_NOBODY for each in _texts(value))
+            yield from (
+                text for name, value in event.items() if name not in _IMPERSONAL_FIELDS for text in _texts(value)
+            )
 
 
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _texts(each)
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
     else:
         yield str(value)
 
 
 def _claims(token: str) -> Iterator[str]:
-    """Yield what a token says of a person, if it is a JWT."""
+    """Yield the personal claims of a token, if it is a JWT."""
     with suppress(Error, ValueError, msgspec.MsgspecError, RecursionError):
         payload = token.split(".")[1:2]
         claims = msgspec.json.decode(urlsafe_b64decode("".join(payload) + "=="), type=dict[str, Any])
@@ -116,9 +118,9 @@ def _claims(token: str) -> Iterator[str]:
 
 def _core(word: str) -> str:
     """Return a word without the punctuation around it."""
-    return word.lstrip(_BEFORE).rstrip(_BEHIND)
+    return word.lstrip(_OPENING).rstrip(_CLOSING)
 
 
 def _pieces(word: str) -> list[str]:
-    """Return what two words have in common that are the same but for case, punctuation, or an ending such as 's."""
+    """Return the parts of a word for comparison: without case and punctuation, and split at apostrophes."""
     return _APOSTROPHE.split(normalize("NFKC", _core(word)).casefold())

@@ -1,122 +1,75 @@
-"""A sender: takes batches and delivers each of them until all of its events are settled."""
+"""Delivers batches, each until all of its events are settled."""
 
 from __future__ import annotations
 
 import math
 import re
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 from typing import Final
 
 import anyio
-import msgspec
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from shipper.config.secrets import MASK
 from shipper.config.settings import DeliverySettings
 from shipper.delivery.answer import Answer
-from shipper.delivery.credentials import SKEW_TOLD_S, Authorization, ClockSkew, Credentials, NoTokenError
-from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed, new_traceparent
-from shipper.delivery.gate import Gate, Passage
-from shipper.delivery.parts import Parcel, event_ids, merged_parcel, parts
+from shipper.delivery.credentials import SKEW_REPORTED_S, Authorization, ClockSkew, Credentials, NoTokenError
+from shipper.delivery.endpoint import Endpoint, NoAnswerError, compress, new_traceparent
+from shipper.delivery.gate import Admission, Gate
+from shipper.delivery.parts import OutgoingBatch, event_ids, merge_outgoing, parts
 from shipper.delivery.quoting import quotation
 from shipper.delivery.verdicts import ANSWER_BYTES, Action, Verdict, judge, without_answer
-from shipper.model.records import Batch, Refusal, Settled
+from shipper.model.records import Batch, BatchResult, Refusal
 from shipper.model.wire import INTAKE_PATH
-from shipper.system.work import Piece, at_work
+from shipper.system.work import WorkItem, at_work
 
 log = structlog.get_logger("delivery")
 
-REFUSALS: Final = ("rejected", "too_large")  # the rules that the service's refusals go by
+REFUSALS: Final = ("rejected", "too_large")  # rules of dead letters that the service refused
 
-_NAMED_MAX: Final = 32  # of the events that a refusal names, so many are sent alone at once
-# What a service says of an event that it already has. For an event that may have been sent before, that is no error.
+_NAMED_MAX: Final = 32  # send up to this many refused events one by one, more of them as one batch
+# How a service refuses an event that it already has. For an event that may have been sent before, this is no error.
 _REPEATED: Final = re.compile(r"\brepeat|\bduplicate|\balready\b|\breceived before\b|\bexists\b|\bis known\b", re.I)
-_RESENT_BATCHES: Final = 128  # at the start of a run: a process that was killed may have sent them already
-_PROVEN_AFTER: Final = 100  # acceptances, until a larger size is tried again
+_RESENT_BATCHES: Final = 128  # the first batches of a run may have been sent before, if the last run was killed
+_PROVEN_AFTER: Final = 100  # acceptances until a larger size is tried again
 _PROVEN_MAX: Final = 10_000
-_MERGED_AFTER: Final = 3  # refused records of a batch; beyond them, its parts are better sent one by one
-# Of the latencies: upper ends, seconds; what is longer is counted beyond the last.
+_MERGED_AFTER: Final = 3  # after so many refused records of a batch, stop merging its parts
+# Upper bounds of the latency histogram, seconds; longer latencies have a bucket of their own.
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _SKEW_INTERVAL_S: Final = 10.0
 
 
-class Latencies:
-    """
-    How long requests took: a histogram of all, and the latest ones exactly.
-
-    Attributes:
-        counts: Requests by bucket, one more than there are `BUCKETS`.
-        total_s: Sum of all, seconds.
-    """
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BUCKETS) + 1)
-        self.total_s = 0.0
-        self._latest: list[float] = []
-
-    def note(self, seconds: float) -> None:
-        """Count a request."""
-        self.counts[bisect_left(BUCKETS, seconds)] += 1
-        self.total_s += seconds
-        self._latest.append(seconds)
-
-    def take_latest(self) -> list[float]:
-        """Return the requests since the last call, the shortest first."""
-        latest, self._latest = self._latest, []
-        latest.sort()
-        return latest
-
-
 class DeliveryCounts(Struct):
-    """
-    Counts of what the senders of a run did; shared by them.
-
-    Attributes:
-        by_status: Requests by the status of the answer, and `none` for those without one.
-        by_cause: Repeated attempts by their reason.
-        latencies: From sending to the whole answer.
-    """
+    """Counts shared by the senders of a run."""
 
     batches: int = 0
-    by_status: dict[str, int] = {}
-    by_cause: dict[str, int] = {}
-    latencies: Latencies = msgspec.field(default_factory=Latencies)
-
-    @property
-    def requests(self) -> int:
-        return sum(self.by_status.values())
-
-    @property
-    def retries(self) -> int:
-        return sum(self.by_cause.values())
+    by_status: Counter[str] = field(default_factory=Counter)  # requests by status of the answer; `none` = no answer
+    by_cause: Counter[str] = field(default_factory=Counter)  # retries by reason
+    latency_counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))  # until the complete answer
+    latency_total_s: float = 0.0
+    _latest_s: list[float] = []
 
     def note_request(self, status: str, seconds: float) -> None:
-        self.by_status[status] = self.by_status.get(status, 0) + 1
-        self.latencies.note(seconds)
+        self.by_status[status] += 1
+        self.latency_counts[bisect_left(BUCKETS, seconds)] += 1
+        self.latency_total_s += seconds
+        self._latest_s.append(seconds)
 
-    def note_retry(self, cause: str) -> None:
-        self.by_cause[cause] = self.by_cause.get(cause, 0) + 1
+    def take_latencies(self) -> list[float]:
+        """Return the latencies since the last call, in ascending order."""
+        latest_s, self._latest_s = self._latest_s, []
+        return sorted(latest_s)
 
 
-class Shared(Struct, kw_only=True, eq=False):
-    """
-    What the senders of a pipeline have in common.
-
-    Attributes:
-        wall_time: Seconds since the epoch.
-        is_compressing: Bodies are compressed; until the service shows that it does not understand them.
-        has_compressed: A compressed body was accepted.
-        working_bytes: Size of a body that was not refused for its size, so far as is known.
-        proofs: Acceptances since that was found out.
-        proofs_needed: So many, until a larger size is tried again.
-    """
+class SharedState(Struct, kw_only=True, eq=False):
+    """State shared by the senders of a pipeline."""
 
     gate: Gate
     credentials: Credentials
@@ -124,43 +77,64 @@ class Shared(Struct, kw_only=True, eq=False):
     counts: DeliveryCounts
     skew: ClockSkew
     rng: Random
-    wall_time: Callable[[], float]
-    is_compressing: bool = False
-    has_compressed: bool = False
-    working_bytes: float = float("inf")
-    proofs: int = 0
-    proofs_needed: int = _PROVEN_AFTER
+    wall_time: Callable[[], float]  # seconds since the epoch
+    is_compressing: bool = False  # reset if the service does not support compressed bodies
+    has_compressed: bool = False  # a compressed body was accepted
+    working_bytes: float = math.inf  # body size that the service is assumed to accept
+    proofs: int = 0  # acceptances since that size was set
+    proofs_needed: int = _PROVEN_AFTER  # acceptances until a larger size is tried
+
+    def __post_init__(self) -> None:
+        self.is_compressing = self.settings.compression == "gzip"
+
+    def remember_size(self, refused_bytes: int) -> None:
+        """Lower the working size, because a body was refused as too large."""
+        working_bytes = refused_bytes // 2
+        if working_bytes < self.working_bytes:
+            self.working_bytes = working_bytes
+            log.warning("batch_size_lowered", refused_bytes=refused_bytes, max_bytes=working_bytes)
+            self.proofs_needed = min(2 * self.proofs_needed, _PROVEN_MAX) if self.proofs else _PROVEN_AFTER
+        self.proofs = 0
+
+    def prove_size(self) -> None:
+        """Count an acceptance; double the size after many, because the service may have raised its limit."""
+        if self.working_bytes == math.inf:
+            return
+        self.proofs += 1
+        if self.proofs >= self.proofs_needed:
+            self.working_bytes *= 2
+            self.proofs = 1
 
 
 class Sender:
     """
-    One of a pipeline's senders; it owns its endpoint.
+    Delivers batches over its own endpoint, with other senders of the pipeline.
 
     Args:
-        index: From 0; a sender with a higher one waits until the concurrency limit needs it.
+        index: From 0; the sender is idle while the concurrency limit is not above it.
     """
 
-    def __init__(self, endpoint: Endpoint, shared: Shared, index: int) -> None:
+    def __init__(self, endpoint: Endpoint, shared: SharedState, index: int) -> None:
         self._endpoint = endpoint
         self._shared = shared
         self._gate = shared.gate
         self._index = index
         self._skew_due_at = 0.0
-        self._settled_tx: MemoryObjectSendStream[Settled]
+        self._settled_tx: MemoryObjectSendStream[BatchResult]
 
     @property
     def certificate_expires_at(self) -> float | None:
-        """When the certificate expires that the service showed, seconds since the epoch; None if there was none."""
+        """When the service's certificate expires, seconds since the epoch; None if there was none."""
         return self._endpoint.certificate_expires_at
 
     async def run(
-        self, batches_rx: MemoryObjectReceiveStream[Batch], settled_tx: MemoryObjectSendStream[Settled]
+        self, batches_rx: MemoryObjectReceiveStream[Batch], settled_tx: MemoryObjectSendStream[BatchResult]
     ) -> None:
         """
         Deliver batches until the stream ends.
 
         Args:
-            settled_tx: Has room for what one answer for each sender settles.
+            settled_tx: Must have capacity for one result per sender.
         Raises:
             DeliveryGaveUpError: The service accepted nothing for too long.
         """
@@ -176,101 +150,91 @@ class Sender:
                     await self._endpoint.aclose()
 
     async def _deliver(self, batch: Batch) -> None:
-        parcels = deque([Parcel(batch)])
+        queue = deque([OutgoingBatch(batch)])
         refused = 0
-        while parcels:
-            parcel = parcels.popleft()
-            is_too_large = len(parcel.batch.body) > self._shared.working_bytes
-            if parcel.batch.events > 1 and (parcel.is_suspect or is_too_large):
-                parcels.extendleft(reversed(parcel.halved(is_refused=parcel.is_suspect)))
+        while queue:
+            outgoing = queue.popleft()
+            is_too_large = len(outgoing.batch.body) > self._shared.working_bytes
+            if outgoing.batch.events > 1 and (outgoing.is_suspect or is_too_large):
+                queue.extendleft(reversed(outgoing.halve(is_refused=outgoing.is_suspect)))
                 continue
-            left = await self._sent(parcel)
-            if left == [parcel]:
-                parcels.append(parcel)  # its refusal is not believed yet: others first
+            left = await self._send(outgoing)
+            if left == [outgoing]:
+                queue.append(outgoing)  # refused, but perhaps not because of its records: send the others first
             else:
-                parcels.extendleft(reversed(left))
-            refused += parcel.is_refused
-            if parcel.is_refused and refused <= _MERGED_AFTER and len(parcels) > 1:
-                parcels = deque([merged_parcel(parcels)])  # mostly it was the only one
+                queue.extendleft(reversed(left))
+            refused += outgoing.is_refused
+            if outgoing.is_refused and refused <= _MERGED_AFTER and len(queue) > 1:
+                queue = deque([merge_outgoing(queue)])  # usually it was the only bad record
         self._shared.counts.batches += 1
 
-    async def _sent(self, parcel: Parcel) -> list[Parcel]:
+    async def _send(self, outgoing: OutgoingBatch) -> list[OutgoingBatch]:
         """
-        Send a parcel until there is an answer to what is in it.
+        Send a batch until the service accepts or refuses its events.
 
-        Before the next attempt it waits as long as the service asks for, or for a backoff; while the gate is shut, it
-        waits there. There is no last attempt: the gate gives the run up.
+        Between attempts, wait for the time that the service asks for, a backoff, or the gate. The number of attempts is
+        unlimited; the gate ends the run if necessary.
 
         Returns:
-            What is left of it to be sent; what is not, is settled.
+            The parts that must still be sent; all other events are settled.
         """
-        attempt = 0
+        gate, attempt = self._gate, 0
         while True:
             attempt += 1
-            left = await self._attempt(parcel)
-            if not isinstance(left, Verdict):
-                return left
-            wait_s = 0.0 if self._gate.reason else max(self._gate.backoff_s(attempt), left.retry_after_s or 0.0)
-            self._note_retry(left, attempt, wait_s)
-            await self._gate.sleep(wait_s)
+            admission = await gate.enter(outgoing.batch.events)
+            try:
+                verdict = await self._answer(outgoing)
+            finally:
+                gate.leave()
+            # No await between the answer and its settlement, so that a cancellation cannot separate them.
+            result = self._conclude(outgoing, verdict, admission)
+            if not isinstance(result, Verdict):
+                return result
+            wait_s = 0.0 if gate.reason else max(gate.backoff_s(attempt), result.retry_after_s or 0.0)
+            self._shared.counts.by_cause[result.reason] += 1
+            (log.debug if gate.reason else log.info)(  # a pause has been logged by the gate
+                "retry_scheduled",
+                reason=result.reason,
+                message=result.message,
+                attempt=attempt,
+                wait_seconds=round(max(wait_s, gate.wait_s), 3),
+            )
+            await gate.sleep(wait_s)
 
-    def _note_retry(self, failure: Verdict, attempt: int, wait_s: float) -> None:
-        self._shared.counts.note_retry(failure.reason)
-        tell = log.debug if self._gate.reason else log.info  # a pause is told once, and not at each probe
-        tell(
-            "retry_scheduled",
-            reason=failure.reason,
-            message=failure.message,
-            attempt=attempt,
-            wait_seconds=round(max(wait_s, self._gate.wait_s), 3),
-        )
-
-    async def _attempt(self, parcel: Parcel) -> list[Parcel] | Verdict:
-        """Send a parcel once; returns what is left of it, or why it has to be sent once more."""
-        batch = parcel.batch
-        passage = await self._gate.enter(batch.events)
-        try:
-            verdict = await self._answer(parcel)
-        finally:
-            self._gate.leave()
-        # From here on nothing is awaited: an answer and its consequences cannot be separated by a cancellation.
+    def _conclude(
+        self, outgoing: OutgoingBatch, verdict: Verdict, admission: Admission
+    ) -> list[OutgoingBatch] | Verdict:
+        """Settle events according to the verdict; return the parts still to be sent, or the reason for a retry."""
         if verdict.action is Action.ACCEPT:
-            return self._accepted(parcel, verdict, passage)
+            return self._accept(outgoing, verdict, admission)
         if verdict.action in {Action.BISECT, Action.HALVE}:
-            return self._taken_apart(parcel, verdict, passage)
-        self._gate.note_failure(verdict, passage)
+            return self._split(outgoing, verdict, admission)
+        self._gate.note_failure(verdict, admission)
         return verdict
 
     # Sending -----------------------------------------------------------------------------------------------------
 
-    async def _answer(self, parcel: Parcel) -> Verdict:
-        """Send a parcel; repeat it at once where the answer shows what to change, once for each change."""
+    async def _answer(self, outgoing: OutgoingBatch) -> Verdict:
+        """Send a batch; resend it at once if a change may help, once for each kind of change."""
         changes: set[str] = set()
         while True:
-            verdict, change = await self._answer_once(parcel)
+            verdict, change = await self._answer_once(outgoing)
             if not change or change in changes:
                 return verdict
             changes.add(change)
-            self._shared.counts.note_retry(change)
+            self._shared.counts.by_cause[change] += 1
             log.debug("retried_at_once", reason=change)
 
-    async def _answer_once(self, parcel: Parcel) -> tuple[Verdict, str]:
-        """Send a parcel; return the verdict, and what has changed so that it is worth sending again at once."""
-        shared, batch = self._shared, parcel.batch
+    async def _answer_once(self, outgoing: OutgoingBatch) -> tuple[Verdict, str]:
+        """Send a batch once; return the verdict, and the change after which to resend it at once, or ""."""
+        shared, batch = self._shared, outgoing.batch
         try:
             authorization = await shared.credentials.authorize()
         except NoTokenError as error:
-            verdict = Verdict(
-                Action.PAUSE,
-                error.reason,
-                error.message,
-                retry_after_s=error.retry_after_s,
-                is_set_up_fault=error.is_set_up_fault,
-            )
-            return verdict, ""
-        is_compressed = shared.is_compressing and not parcel.is_plain
+            return without_answer(error), ""
+        is_compressed = shared.is_compressing and not outgoing.is_uncompressed
         traceparent = new_traceparent(shared.rng) if shared.settings.traceparent else ""
-        parcel.attempts += 1
+        outgoing.attempts += 1
         started_at = anyio.current_time()
         try:
             answer = await self._endpoint.request(
@@ -285,8 +249,8 @@ class Sender:
         except NoAnswerError as error:
             shared.counts.note_request("none", anyio.current_time() - started_at)
             log.debug("no_answer", batch=batch.number, reason=error.cause, traceparent=traceparent)
-            parcel.is_ambiguous |= error.was_sent
-            return without_answer(error.cause, str(error), is_tls=error.is_tls), "connection" if error.is_stale else ""
+            outgoing.is_ambiguous |= error.was_sent
+            return without_answer(error), "connection" if error.is_stale else ""
         shared.counts.note_request(str(answer.status), anyio.current_time() - started_at)
         with at_work(_piece(batch)):
             verdict = judge(
@@ -297,7 +261,7 @@ class Sender:
                 quote=partial(quotation, authorization=authorization, body=batch.body),
             )
         verdict = _without_secrets(verdict, authorization)
-        parcel.is_ambiguous |= verdict.is_ambiguous
+        outgoing.is_ambiguous |= verdict.is_ambiguous
         self._note_skew(answer, verdict)
         log.debug(
             "batch_sent",
@@ -308,32 +272,34 @@ class Sender:
             traceparent=traceparent,
             request_id=_masked(answer.request_id, authorization),
         )
-        if shared.is_compressing and (change := self._compression_change(verdict, parcel)):
+        if shared.is_compressing and (change := self._compression_change(verdict, outgoing)):
             return verdict, change
         return self._authorization_change(verdict, authorization)
 
-    def _compression_change(self, verdict: Verdict, parcel: Parcel) -> str:
-        """Send a body uncompressed if its compression may be why it was refused; stop compressing if it was."""
+    def _compression_change(self, verdict: Verdict, outgoing: OutgoingBatch) -> str:
+        """Return "compression" if the batch should be resent uncompressed; stop compressing if that has helped."""
         shared = self._shared
         if verdict.action is Action.ACCEPT:
-            if parcel.is_plain:
+            if outgoing.is_uncompressed:
                 shared.is_compressing = False
                 log.warning("compression_refused", message="requests are sent uncompressed from now on")
             else:
                 shared.has_compressed = True
-        elif not parcel.is_plain and (verdict.status == 415 or (verdict.status == 400 and not shared.has_compressed)):
-            parcel.is_plain = True
+        elif not outgoing.is_uncompressed and (
+            verdict.status == 415 or (verdict.status == 400 and not shared.has_compressed)
+        ):
+            outgoing.is_uncompressed = True
             return "compression"
         return ""
 
     def _authorization_change(self, verdict: Verdict, authorization: Authorization) -> tuple[Verdict, str]:
-        """Get another token or key if one is refused; while delivery pauses, the next probe uses it."""
-        can_go_on = self._shared.credentials.learn(verdict.action, authorization)
+        """Discard refused credentials; return the change if the batch should be resent, which waits during a pause."""
+        has_others = self._shared.credentials.note_answer(verdict.action, authorization)
         skew_s = self._shared.skew.seconds
-        if verdict.action is Action.RENEW_TOKEN and abs(skew_s) > SKEW_TOLD_S:
-            skew = f"; the service's clock is {skew_s:+.0f} s off this machine's"
-            verdict = replace(verdict, message=verdict.message + skew, what=verdict.what + skew)
-        return verdict, verdict.reason if can_go_on and not self._gate.reason else ""
+        if verdict.action is Action.RENEW_TOKEN and abs(skew_s) > SKEW_REPORTED_S:
+            skew = f"; the service's clock differs from this machine's by {skew_s:+.0f} s"
+            verdict = replace(verdict, problem=verdict.problem + skew)
+        return verdict, verdict.reason if has_others and not self._gate.reason else ""
 
     def _note_skew(self, answer: Answer, verdict: Verdict) -> None:
         now = anyio.current_time()
@@ -341,115 +307,100 @@ class Sender:
             self._skew_due_at = now + _SKEW_INTERVAL_S
             self._shared.skew.note(answer.date, self._shared.wall_time())
 
-    # What an answer leads to -------------------------------------------------------------------------------------
+    # Settling ----------------------------------------------------------------------------------------------------
 
-    def _accepted(self, parcel: Parcel, verdict: Verdict, passage: Passage) -> list[Parcel] | Verdict:
+    def _accept(self, outgoing: OutgoingBatch, verdict: Verdict, admission: Admission) -> list[OutgoingBatch] | Verdict:
         if verdict.results.rejected or verdict.results.retried:
-            return self._partly_accepted(parcel, verdict, passage)
-        self._settle(parcel.batch)
-        self._gate.note_accepted(passage)
-        self._prove_size()
-        if parcel.sibling is not None:
-            parcel.sibling.is_suspect = True
+            return self._accept_partly(outgoing, verdict, admission)
+        self._settle(outgoing.batch)
+        self._gate.note_accepted(admission)
+        self._shared.prove_size()
+        if outgoing.sibling is not None:
+            outgoing.sibling.is_suspect = True
         return []
 
-    def _partly_accepted(self, parcel: Parcel, verdict: Verdict, passage: Passage) -> list[Parcel] | Verdict:
-        results, everything = verdict.results, range(parcel.batch.events)
+    def _accept_partly(
+        self, outgoing: OutgoingBatch, verdict: Verdict, admission: Admission
+    ) -> list[OutgoingBatch] | Verdict:
+        results, everything = verdict.results, range(outgoing.batch.events)
         refused = sorted(results.rejected)
         again = sorted(results.retried.difference(refused))
-        taken = sorted(set(everything).difference(refused, again))
-        # The records of a batch that is refused as a whole are dead letters only as far as the gate believes it.
-        is_certain = bool(taken) or _is_repeat(parcel, *results.rejected.values())
-        believed = len(refused) if is_certain else self._gate.believed(len(refused), passage)
+        accepted = sorted(set(everything).difference(refused, again))
+        # If all events are refused, the gate limits how many of them become dead letters.
+        is_certain = bool(accepted) or _is_repeat(outgoing, *results.rejected.values())
+        believed = len(refused) if is_certain else self._gate.accept_refusals(len(refused), admission)
         refused, doubted = refused[:believed], refused[believed:]
-        singles = zip(refused, parts(parcel.batch, [[index] for index in refused]), strict=True)
-        refusals = [(single, _refusal(parcel, verdict, results.rejected[index])) for index, single in singles]
-        accepted = next(iter(parts(parcel.batch, [taken])), None)
-        self._settle(accepted, refusals)
-        if taken:
-            self._gate.note_accepted(passage)
+        singles = zip(refused, parts(outgoing.batch, [[index] for index in refused]), strict=True)
+        refusals = [(single, _refusal(outgoing, verdict, results.rejected[index])) for index, single in singles]
+        self._settle(next(iter(parts(outgoing.batch, [accepted])), None), refusals)
+        if accepted:
+            self._gate.note_accepted(admission)
         if doubted:
-            (parcel.batch,) = parts(parcel.batch, [sorted({*doubted, *again})])
-            return [parcel]
+            (outgoing.batch,) = parts(outgoing.batch, [sorted({*doubted, *again})])
+            return [outgoing]
         if not again:
-            self._gate.note_answered(passage)
+            self._gate.note_answered(admission)
             return []
-        (parcel.batch,) = parts(parcel.batch, [again])
-        verdict = Verdict(Action.RETRY, "partly_accepted", "the service could not take a part of the batch yet")
-        self._gate.note_failure(verdict, passage)
+        (outgoing.batch,) = parts(outgoing.batch, [again])
+        verdict = Verdict(Action.RETRY, "partly_accepted", "the service could not accept part of the batch yet")
+        self._gate.note_failure(verdict, admission)
         return verdict
 
-    def _taken_apart(self, parcel: Parcel, verdict: Verdict, passage: Passage) -> list[Parcel]:
-        """Split a batch that the service refuses for its records, until the bad records are alone."""
-        batch = parcel.batch
+    def _split(self, outgoing: OutgoingBatch, verdict: Verdict, admission: Admission) -> list[OutgoingBatch]:
+        """Split a batch that was refused because of its records; settle it if it is a single record."""
+        batch = outgoing.batch
         if batch.events == 1:
-            words = next(iter(verdict.results.rejected.values()), "") or verdict.words
-            if not _is_repeat(parcel, words) and not self._gate.believed(1, passage):
-                return [parcel]
-            self._gate.note_answered(passage)
-            parcel.is_refused = True
-            self._settle(None, [(batch, _refusal(parcel, verdict, words))])
+            words = next(iter(verdict.results.rejected.values()), "") or verdict.statement
+            if not _is_repeat(outgoing, words) and not self._gate.accept_refusals(1, admission):
+                return [outgoing]
+            self._gate.note_answered(admission)
+            outgoing.is_refused = True
+            self._settle(None, [(batch, _refusal(outgoing, verdict, words))])
             return []
-        self._gate.note_answered(passage)
+        self._gate.note_answered(admission)
         if verdict.action is Action.HALVE:
-            self._remember_size(len(batch.body))
-            return parcel.halved(is_refused=False)
+            self._shared.remember_size(len(batch.body))
+            return outgoing.halve(is_refused=False)
         named = sorted(verdict.results.rejected)
         if not 0 < len(named) < batch.events:
-            return parcel.halved(is_refused=True)
+            return outgoing.halve(is_refused=True)
         others = sorted(set(range(batch.events)).difference(named))
-        guilty: list[Sequence[int]] = [[index] for index in named] if len(named) <= _NAMED_MAX else [named]
-        return parcel.parted(parts(batch, [others, *guilty]))
+        bad: list[Sequence[int]] = [[index] for index in named] if len(named) <= _NAMED_MAX else [named]
+        return outgoing.split(parts(batch, [others, *bad]))
 
     def _settle(self, accepted: Batch | None, refused: Sequence[tuple[Batch, Refusal]] = ()) -> None:
-        """Pass on what an answer settles, at once: the sender waits for the network before it has another one."""
+        """Pass on the events that an answer settles, without waiting: each sender has one answer at a time."""
         if accepted is not None or refused:
-            self._settled_tx.send_nowait(Settled(accepted, refused))
-
-    def _remember_size(self, refused_bytes: int) -> None:
-        shared, working_bytes = self._shared, refused_bytes // 2
-        if working_bytes < shared.working_bytes:
-            shared.working_bytes = working_bytes
-            log.warning("batch_size_lowered", refused_bytes=refused_bytes, max_bytes=working_bytes)
-            shared.proofs_needed = min(2 * shared.proofs_needed, _PROVEN_MAX) if shared.proofs else _PROVEN_AFTER
-        shared.proofs = 0
-
-    def _prove_size(self) -> None:
-        """Try twice the size after many acceptances, as the service's limit may have been raised."""
-        shared = self._shared
-        if shared.working_bytes == math.inf:
-            return
-        shared.proofs += 1
-        if shared.proofs >= shared.proofs_needed:
-            shared.working_bytes *= 2
-            shared.proofs = 1
+            self._settled_tx.send_nowait(BatchResult(accepted, refused))
 
 
-def _refusal(parcel: Parcel, verdict: Verdict, words: str) -> Refusal:
+def _refusal(outgoing: OutgoingBatch, verdict: Verdict, words: str) -> Refusal:
     return Refusal(
         rule=REFUSALS[verdict.action is Action.HALVE],
         message=words or f"refused with status {verdict.status}",
         status=verdict.status,
-        attempts=parcel.attempts,
-        is_ambiguous=parcel.is_ambiguous,
+        attempts=outgoing.attempts,
+        is_ambiguous=outgoing.is_ambiguous,
     )
 
 
-def _is_repeat(parcel: Parcel, *words: str) -> bool:
-    """Return whether events are refused because the service already has them, as after a lost answer."""
-    may_be = parcel.is_ambiguous or parcel.batch.number <= _RESENT_BATCHES
-    is_told = may_be and bool(words) and all(map(_REPEATED.search, words))
-    parcel.is_ambiguous |= is_told
-    return is_told
+def _is_repeat(outgoing: OutgoingBatch, *words: str) -> bool:
+    """Return whether events are refused because the service already has them, for instance after a lost answer."""
+    may_be_repeat = outgoing.is_ambiguous or outgoing.batch.number <= _RESENT_BATCHES
+    is_repeat = may_be_repeat and bool(words) and all(map(_REPEATED.search, words))
+    outgoing.is_ambiguous |= is_repeat
+    return is_repeat
 
 
 def _without_secrets(verdict: Verdict, authorization: Authorization) -> Verdict:
-    """Mask the request's secrets in the service's words; after judging, as a secret may look like a word."""
+    """Mask the request's secrets in the service's texts; called after `judge`, which needs the original texts."""
     results = verdict.results
-    if not (verdict.words or results.rejected):
+    if not (verdict.statement or results.rejected):
         return verdict
     rejected = {index: _masked(words, authorization) for index, words in results.rejected.items()}
-    return replace(verdict, words=_masked(verdict.words, authorization), results=replace(results, rejected=rejected))
+    return replace(
+        verdict, statement=_masked(verdict.statement, authorization), results=replace(results, rejected=rejected)
+    )
 
 
 def _masked(text: str, authorization: Authorization) -> str:
@@ -460,10 +411,10 @@ def _masked(text: str, authorization: Authorization) -> str:
 
 def _compressed(batch: Batch) -> bytes:
     with at_work(_piece(batch)):
-        return compressed(batch.body)
+        return compress(batch.body)
 
 
-def _piece(batch: Batch) -> Piece:
-    """Name the first of the records of a batch."""
+def _piece(batch: Batch) -> WorkItem:
+    """Return the position of the first record of a batch, for reports of stuck work."""
     span = batch.parts[0][0]
-    return Piece("deliver", span.stream.path, offset=span.start_offset)
+    return WorkItem("deliver", span.stream.path, offset=span.start_offset)

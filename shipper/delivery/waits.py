@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt: as long as the service asks for, or a backoff of our own."""
+"""Waits before the next attempt: the one that the service asks for, or a backoff."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import structlog
 
 log = structlog.get_logger("delivery")
 
-ASKED_MAX_S: Final = 3_600.0  # a longer wait is served in parts: asking once an hour harms nobody
+REQUESTED_MAX_S: Final = 3_600.0  # longer waits are capped: one request an hour is harmless
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600}
 _SECONDS: Final = re.compile(r"\d{1,15}(?:\.\d{1,9})?", re.ASCII)
 _IN_WORDS: Final = re.compile(
@@ -22,26 +22,26 @@ _IN_WORDS: Final = re.compile(
 )
 
 
-def asked_wait_s(retry_after: str, text: str, *, date: str, wall_time: float | None) -> float | None:
+def requested_wait_s(retry_after: str, text: str, *, date: str, wall_time: float | None) -> float | None:
     """
     Return the wait that a service asks for.
 
     Args:
-        retry_after: The header: seconds, or an HTTP date.
-        text: The message of an error, such as "Try again in 7 seconds."; read if the header says nothing.
-        date: The answer's own date. A date is measured against it, as our clock may be wrong.
-        wall_time: Our clock, seconds since the epoch; used if the answer has no date.
+        retry_after: The `Retry-After` header: seconds, or an HTTP date.
+        text: An error message, such as "Try again in 7 seconds."; used if the header is missing or invalid.
+        date: The `Date` header, to which a date in `retry_after` is relative, because our clock may be wrong.
+        wall_time: Our clock, seconds since the epoch; used if there is no `Date`.
     Returns:
-        Seconds, from 0 to an hour; None if nothing was asked for.
+        Seconds, from 0 to an hour; None if the service asks for no wait.
     """
     asked = _header_s(retry_after.strip(), date, wall_time)
     if asked is None:
         asked = _text_s(text)
     if asked is None:
         return None
-    if asked > ASKED_MAX_S:
-        log.warning("long_wait_capped", asked_seconds=round(asked), capped_seconds=ASKED_MAX_S)
-    return min(max(asked, 0.0), ASKED_MAX_S)
+    if asked > REQUESTED_MAX_S:
+        log.warning("long_wait_capped", asked_seconds=round(asked), capped_seconds=REQUESTED_MAX_S)
+    return min(max(asked, 0.0), REQUESTED_MAX_S)
 
 
 def _header_s(value: str, date: str, wall_time: float | None) -> float | None:
@@ -55,19 +55,19 @@ def _header_s(value: str, date: str, wall_time: float | None) -> float | None:
 
 
 def _text_s(text: str) -> float | None:
-    found = _IN_WORDS.search(text)
-    if found is None:
+    match = _IN_WORDS.search(text)
+    if match is None:
         return None
-    if found["count"] is not None:
-        return float(found["count"]) * _UNITS_S[(found["unit"] or "s").lower()]
-    return int(found["hours"]) * 3_600.0 + int(found["minutes"]) * 60 + int(found["seconds"])
+    if match["count"] is not None:
+        return float(match["count"]) * _UNITS_S[(match["unit"] or "s").lower()]
+    return int(match["hours"]) * 3_600.0 + int(match["minutes"]) * 60 + int(match["seconds"])
 
 
 def epoch_s(date: str) -> float | None:
-    """Read an HTTP date, in any of its three forms, as seconds since the epoch; None if it is none."""
+    """Parse an HTTP date, in any of its three forms, to seconds since the epoch; return None if it is invalid."""
     try:
         moment = parsedate_to_datetime(date)
-        # One form names no zone; HTTP knows none but UTC.
+        # One form has no time zone; HTTP dates are always in UTC.
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, TypeError, IndexError, OverflowError, OSError):
         return None
@@ -79,13 +79,13 @@ def full_jitter_s(attempt: int, *, initial_s: float, max_s: float, rng: Random) 
 
     Args:
         attempt: Attempts already made, at least 1.
-        initial_s: Upper end of the first wait, seconds.
-        max_s: Upper end of every wait, seconds.
+        initial_s: Upper bound of the first wait, seconds.
+        max_s: Upper bound of every wait, seconds.
     Returns:
         Seconds, uniform in [0, min(max_s, initial_s * 2 ** (attempt - 1))].
     Source:
-        "Exponential Backoff And Jitter", AWS Architecture Blog. The jitter is drawn under the cap: added before
-        clamping it would vanish at the cap.
+        "Exponential Backoff And Jitter", AWS Architecture Blog. The jitter is drawn below the cap; jitter added before
+        clamping would vanish at the cap.
     """
     assert attempt >= 1
     return rng.uniform(0, min(max_s, initial_s * 2 ** min(attempt - 1, 63)))

@@ -1,32 +1,36 @@
-"""What is written to the brokers: dead letters, rows of the ledger, and the metadata of committed offsets."""
+"""The state of a group in the brokers: dead letters, the ledger, and the metadata of committed offsets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
 from msgspec import Struct
 
-from shipper.kafka.stream import Headers, KafkaStream, Session, schema_id
+from shipper.config.settings import KafkaSettings
+from shipper.kafka.client import KafkaError, client_properties, consumer_properties
+from shipper.kafka.stream import Headers, KafkaStream, Position, Session, schema_id
 from shipper.model.records import Checkpoint, LedgerKey, Rejection
 from shipper.state.affiliates import OTHER, are_identifiers
-from shipper.state.ledger import is_sparse, summed
-from shipper.state.ledger_upkeep import compressed, decoded
+from shipper.state.ledger import compress_columns, decode_columns, is_sparse, sum_checkpoints
 
 if TYPE_CHECKING:
-    from confluent_kafka import Producer
-
     from shipper.state.letters import DeadLetter
 
 VERSION: Final = 1
 PART: Final = "part-"
-"""Begins the last word of the key of many counts together: those that hardly recur, as in `shipper.state.ledger`."""
-_PART_BYTES: Final = 500_000  # brokers take a megabyte
+"""Key prefix (of the last segment) of a document with many counts whose keys rarely recur; see `state.ledger`."""
+TOTALS: Final = "totals"
+"""The last segment of the key of a `TotalsRow`."""
+_PART_BYTES: Final = 500_000  # brokers accept a megabyte
+_READ_S: Final = 15.0
 
 
 class Document(NamedTuple):
-    """A record for a topic; without a value it deletes the one that is there."""
+    """A record of a compacted topic; value None deletes the document with the key."""
 
     key: str
     value: bytes | None
@@ -35,35 +39,64 @@ class Document(NamedTuple):
 
 class Metadata(Struct, frozen=True, omit_defaults=True):
     """
-    What is committed beside an offset.
+    The metadata committed with an offset.
 
     Attributes:
-        topic_id: Of the topic that the offset belongs to.
-        settled_until: Everything that was in the partition at this moment is settled; seconds since the epoch.
+        topic_id: The id of the offset's topic.
+        settled_until: Everything that was in the partition at this time is settled; seconds since the epoch.
+        last: The position after the last settled message; the offset may be beyond it.
     """
 
     topic_id: str
     settled_until: float | None = None
+    last: Position | None = None
     version: int = VERSION
 
 
+class TotalsRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    The results for the records of a partition during one session.
+
+    Attributes:
+        offset: The end of what the session has settled; None for a replay of dead letters.
+    """
+
+    read: int
+    accepted: int
+    dead_lettered: int
+    duplicates: int
+    unreachable: int
+    topic: str
+    version: int
+    group: str = ""
+    offset: int | None = None
+
+
+def metadata_text(topic_id: str, settled_until: float | None = None, last: Position | None = None) -> str:
+    """Encode the metadata of an offset."""
+    return msgspec.json.encode(Metadata(topic_id, settled_until, last)).decode()
+
+
 def read_metadata(text: str | None) -> Metadata | None:
-    """Read the metadata of an offset; None if it is not a shipper's."""
+    """Parse the metadata of an offset; return None if shipper did not write it."""
     try:
         return msgspec.json.decode(text or "", type=Metadata)
     except msgspec.MsgspecError:
         return None
 
 
-def letter(stream: KafkaStream, rejection: Rejection, now_s: float) -> Document:
-    """Make a dead letter: the message's value byte for byte, its headers, and what is wrong with it."""
+# Dead letters ---------------------------------------------------------------------------------------------------------
+
+
+def letter_document(stream: KafkaStream, rejection: Rejection, now_s: float) -> Document:
+    """Return a dead letter: the unchanged value of the message, its headers, and the reason."""
     origin = stream.origin(rejection.start_offset)
     value = rejection.raw if origin.is_line else origin.value
     message = rejection.message
     if (schema := schema_id(value)) is not None:
-        message = f"it has the frame of a schema registry (schema {schema}), and what is in it is not JSON"
-    about: dict[str, object] = {
-        **_refused(rejection, message),
+        message = f"it has the prefix of a schema registry (schema {schema}) but is not JSON"
+    fields: dict[str, object] = {
+        **_rejection_fields(rejection, message),
         "first_at": now_s,
         "event_id": rejection.event_id,
         "consumer_id": rejection.consumer_id,
@@ -74,36 +107,127 @@ def letter(stream: KafkaStream, rejection: Rejection, now_s: float) -> Document:
         "tombstone": "true" if value is None else "",
     }
     headers = [
-        *(each for each in origin.headers if not each[0].startswith("shipper.")),  # as of a letter that is read again
-        *((f"shipper.{name}", str(each).encode()) for name, each in about.items() if each != ""),
+        # Without those of an earlier dead letter.
+        *(header for header in origin.headers if not header[0].startswith("shipper.")),
+        *((f"shipper.{name}", str(field).encode()) for name, field in fields.items() if field != ""),
     ]
     if origin.key is not None:
         headers.append(("shipper.key", origin.key))
     key = f"{stream.topic_id}/{stream.partition}/{origin.offset}"
-    # Without a value, it would delete the letter from the compacted topic.
+    # A document without a value would delete the letter from the compacted topic.
     return Document(key, b"null" if value is None else value, headers)
 
 
-def refused_again(letter: DeadLetter, key: str, value: bytes, headers: Headers) -> Document:
-    """Make the new version of a dead letter, of which `key`, `value` and `headers` are the old one."""
-    about = {f"shipper.{name}": each for name, each in _refused(letter, letter.message).items()}
-    return Document(key, value, [(name, str(about[name]).encode() if name in about else old) for name, old in headers])
+def updated_letter(letter: DeadLetter, old: Document) -> Document:
+    """Return the new version of a dead letter that was rejected again by a replay."""
+    fields = {f"shipper.{name}": field for name, field in _rejection_fields(letter, letter.message).items()}
+    headers = [(name, str(fields[name]).encode() if name in fields else value) for name, value in old.headers]
+    return old._replace(headers=headers)
 
 
-def _refused(what: Rejection | DeadLetter, message: str) -> dict[str, object]:
+def _rejection_fields(rejection: Rejection | DeadLetter, message: str) -> dict[str, object]:
     return {
-        "rule": what.rule,
+        "rule": rejection.rule,
         "message": message[:4096],
-        "status": what.status,
-        "delivery": what.delivery,
-        "attempts": what.attempts,
+        "status": rejection.status,
+        "delivery": rejection.delivery,
+        "attempts": rejection.attempts,
     }
+
+
+# The ledger -----------------------------------------------------------------------------------------------------------
+
+
+def add_checkpoints(
+    stream: KafkaStream, checkpoints: Sequence[Checkpoint], group: str
+) -> tuple[Session, list[Document]]:
+    """Add checkpoints of a stream to its session; return the new session and the changed documents."""
+    old = stream.session
+    counts = {
+        "read": sum(checkpoint.read for checkpoint in checkpoints),
+        "accepted": sum(checkpoint.accepted for checkpoint in checkpoints),
+        "dead_lettered": sum(len(checkpoint.rejections) for checkpoint in checkpoints),
+        "duplicates": sum(checkpoint.duplicates for checkpoint in checkpoints),
+        "unreachable": stream.unreachable,
+    }
+    totals = {name: old.totals.get(name, 0) + count for name, count in counts.items()}
+    prefix = f"{stream.topic_id}/{stream.partition}/{old.name}"
+    sums, parts, rows = sum_checkpoints(checkpoints, ledger_affiliate), old.parts, dict[LedgerKey, tuple[int, int]]()
+    documents = []
+    if is_sparse(sums):
+        documents = [
+            Document(f"{prefix}/{PART}{parts + number}", part)
+            for number, part in enumerate(_compressed_parts(sums.columns()))
+        ]
+        parts += len(documents)
+    elif len(sums):
+        for hour, brand, affiliate, media, accepted, repeated in zip(*decode_columns(sums.columns()), strict=True):
+            previous = old.sums.get((hour, brand, affiliate, media), (0, 0))
+            rows[hour, brand, affiliate, media] = previous[0] + accepted, previous[1] + repeated
+        documents = [ledger_row(prefix, key, counts) for key, counts in rows.items()]
+    offset = stream.position_at(checkpoints[-1].end_offset) if checkpoints else stream.next_offset
+    documents.append(totals_row(prefix, totals, topic=stream.topic, group=group, offset=offset))
+    return Session(old.name, totals, old.sums | rows, parts), documents
+
+
+def ledger_affiliate(affiliate: str) -> str:
+    """Return the AffiliateID for the ledger; one that is not an identifier may be a name, and becomes `OTHER`."""
+    return affiliate if are_identifiers([affiliate]) else OTHER
+
+
+def _compressed_parts(columns: bytes) -> list[bytes]:
+    """Compress columns; split them in half while a part is too large for a message."""
+    data = compress_columns(columns)
+    if len(data) <= _PART_BYTES:
+        return [data]
+    whole = decode_columns(columns)
+    half = len(whole[0]) // 2
+    halves = ([column[:half] for column in whole], [column[half:] for column in whole])
+    return [part for columns in halves for part in _compressed_parts(msgspec.msgpack.encode(columns))]
+
+
+def ledger_row(prefix: str, key: LedgerKey, counts: tuple[int, int]) -> Document:
+    """Return a ledger row; `prefix` is TOPIC-ID/PARTITION/SESSION, `counts` are accepted and duplicates."""
+    hour, brand, affiliate, media = key
+    value = msgspec.json.encode({"accepted": counts[0], "duplicates": counts[1]})
+    return Document(f"{prefix}/{hour}/{brand}/{affiliate}/{media}", value)
+
+
+def totals_row(
+    prefix: str, totals: Mapping[str, int], *, topic: str, group: str, offset: int | None = None
+) -> Document:
+    """Return the `TotalsRow` of a session."""
+    row = TotalsRow(**totals, topic=topic, group=group, version=VERSION, offset=offset)
+    return Document(f"{prefix}/{TOTALS}", msgspec.json.encode(row))
+
+
+def ledger_offsets(settings: KafkaSettings) -> dict[tuple[str, int], int]:
+    """
+    Read the settled offsets of the group from its ledger, which does not expire, unlike committed offsets.
+
+    Returns:
+        Offsets by topic id and partition number.
+    Raises:
+        KafkaException, TimeoutError: As for `read_table`.
+    """
+    offsets: dict[tuple[str, int], int] = {}
+    for document in read_table(settings, settings.ledger):
+        if document.key.endswith(f"/{TOTALS}"):
+            topic_id, partition, *_ = document.key.rsplit("/", 3)  # from the right: a topic's id may contain a slash
+            row = msgspec.json.decode(document.value or b"", type=TotalsRow)
+            if row.group == settings.group_id and row.offset is not None:
+                key = topic_id, int(partition)
+                offsets[key] = max(row.offset, offsets.get(key, 0))
+    return offsets
+
+
+# Topics ---------------------------------------------------------------------------------------------------------------
 
 
 def produce(
     producer: Producer, topic: str, documents: Iterable[Document], on_delivery: Callable[[Any, Any], None]
 ) -> None:
-    """Put documents into a producer's queue; wait for room in it."""
+    """Queue documents in a producer, waiting while its queue is full."""
     for key, value, headers in documents:
         while True:
             try:
@@ -113,59 +237,35 @@ def produce(
                 producer.poll(0.1)
 
 
-def counted(stream: KafkaStream, checkpoints: Sequence[Checkpoint]) -> tuple[Session, list[Document]]:
-    """Add what checkpoints of a stream pass to its session; return the session as it is then, and what is new of it."""
-    old = stream.session
-    passed = {
-        "read": sum(each.read for each in checkpoints),
-        "accepted": sum(each.accepted for each in checkpoints),
-        "dead_lettered": sum(len(each.rejections) for each in checkpoints),
-        "duplicates": sum(each.duplicates for each in checkpoints),
-        "unreachable": stream.unreachable,
-    }
-    totals = {name: old.totals.get(name, 0) + count for name, count in passed.items()}
-    prefix = f"{stream.topic_id}/{stream.partition}/{old.name}"
-    sums, parts, rows = summed(checkpoints, _counted_as), old.parts, dict[LedgerKey, tuple[int, int]]()
-    documents = []
-    if is_sparse(sums):
-        documents = [
-            Document(f"{prefix}/{PART}{parts + number}", part) for number, part in enumerate(_parts(sums.columns()))
-        ]
-        parts += len(documents)
-    elif len(sums):
-        for hour, brand, affiliate, media, accepted, repeated in zip(*decoded(sums.columns()), strict=True):
-            before = old.sums.get((hour, brand, affiliate, media), (0, 0))
-            rows[hour, brand, affiliate, media] = before[0] + accepted, before[1] + repeated
-        documents = [ledger_row(prefix, key, counts) for key, counts in rows.items()]
-    end = stream.position_at(checkpoints[-1].end_offset) if checkpoints else stream.next_offset
-    documents.append(totals_row(prefix, totals, topic=stream.topic, offset=end))
-    return Session(old.name, totals, old.sums | rows, parts), documents
+def read_table(settings: KafkaSettings, topic: str) -> list[Document]:
+    """
+    Read a compacted topic to its end; return the newest document of each key that was not deleted.
 
-
-def _counted_as(affiliate: str) -> str:
-    return affiliate if are_identifiers([affiliate]) else OTHER
-
-
-def _parts(columns: bytes) -> list[bytes]:
-    """Compress columns; in halves, as long as a part would be too large for a message."""
-    data = compressed(columns)
-    if len(data) <= _PART_BYTES:
-        return [data]
-    whole = decoded(columns)
-    half = len(whole[0]) // 2
-    halves = ([each[:half] for each in whole], [each[half:] for each in whole])
-    return [part for each in halves for part in _parts(msgspec.msgpack.encode(each))]
-
-
-def ledger_row(prefix: str, key: LedgerKey, counts: tuple[int, int]) -> Document:
-    """Make a row of the ledger; `prefix` is TOPIC-ID/PARTITION/SESSION."""
-    hour, brand, affiliate, media = key
-    accepted, duplicates = counts
-    value = msgspec.json.encode({"accepted": accepted, "duplicates": duplicates})
-    return Document(f"{prefix}/{hour}/{brand}/{affiliate}/{media}", value)
-
-
-def totals_row(prefix: str, totals: Mapping[str, int], *, topic: str, offset: int | None = None) -> Document:
-    """Make the row with what became of all records of a session; `offset` is where it ends."""
-    row = {**totals, **({} if offset is None else {"offset": offset}), "topic": topic, "version": VERSION}
-    return Document(f"{prefix}/totals", msgspec.json.encode(row))
+    Raises:
+        KafkaException: The brokers refuse.
+        TimeoutError: The brokers do not answer.
+    """
+    # The consumer joins no group. Do not wait for more messages at the end of a partition.
+    config = client_properties(settings) | consumer_properties(settings) | {"fetch.wait.max.ms": 10}
+    table: dict[str, Document] = {}
+    with closing(Consumer(config)) as consumer:
+        metadata = consumer.list_topics(topic, _READ_S).topics[topic]
+        if metadata.error is not None:
+            raise KafkaException(metadata.error)
+        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in metadata.partitions])
+        open_partitions = len(metadata.partitions)
+        while open_partitions:
+            message = consumer.poll(_READ_S)
+            if message is None:
+                raise TimeoutError(f"no answer within {_READ_S:g} s")
+            error = message.error()
+            if error is None:
+                key = (message.key() or b"").decode(errors="replace")
+                table.pop(key, None)
+                if (value := message.value()) is not None:
+                    table[key] = Document(key, value, message.headers() or ())  # type: ignore[arg-type]
+            elif error.code() == KafkaError._PARTITION_EOF:
+                open_partitions -= 1
+            else:
+                raise KafkaException(error)
+    return list(table.values())

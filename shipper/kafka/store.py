@@ -1,65 +1,76 @@
 """
-Saves what is settled in one Kafka transaction: dead letters, ledger, and the offsets of the group.
+Saves settled records in Kafka transactions: dead letters, ledger, and the offsets of the group.
 
-The brokers take an offset of a partition that is another member's by now, as long as this one is in the group. So the
-pipeline lets go of such partitions before it lets the rebalance go on: a checkpoint that comes here is of a partition
-that this process has.
+As long as this process is in the group, the brokers accept offsets even for a partition of another member. So the
+pipeline releases revoked partitions before the rebalance continues: every checkpoint that arrives here belongs to a
+partition that this process owns.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from contextlib import contextmanager, suppress
+from secrets import token_hex
+from typing import Final, NamedTuple
 
-import msgspec
 import structlog
 from confluent_kafka import KafkaException, Producer, TopicPartition
 
-from shipper.config.settings import KafkaSettings
+from shipper.config.settings import KafkaSettings, Settings
 from shipper.kafka.client import (
     FENCED,
     PURGED,
+    UNKNOWN_TOPIC,
     KafkaError,
+    client_properties,
+    describe,
+    describe_refusal,
     error_of,
-    flushed,
-    name_taken,
+    flush,
+    name_taken_error,
     producer_properties,
-    properties,
-    refusal,
-    right_on,
-    words,
+    required_right,
 )
-from shipper.kafka.documents import Metadata, counted, letter, produce
-from shipper.kafka.group import Member
+from shipper.kafka.documents import add_checkpoints, letter_document, metadata_text, produce
+from shipper.kafka.member import Member
+from shipper.kafka.offsets import Selection
 from shipper.kafka.stream import KafkaStream, Session
+from shipper.kafka.topics import Topics, unwritable_topics
 from shipper.model.errors import ConfigError, StateError, StateUnwritableError
 from shipper.model.records import Checkpoint
-from shipper.state.store import Saved
+from shipper.state.store import SaveResult
 from shipper.system.crash_points import crash_point
-from shipper.system.work import Piece, at_work, step
+from shipper.system.work import WorkItem, at_work, step
 
 log = structlog.get_logger("kafka")
 
-_CALL_S: Final = 5.0  # for one answer of the brokers, before it counts as none
+_CALL_S: Final = 5.0  # for one call to the brokers
 _HANGS_S: Final = 2 * _CALL_S + 2
 _CONNECT_S: Final = 1.0
 _START_S: Final = 30.0
-_SESSION_KEYS_MAX: Final = 20_000  # then a new session begins, so that the sums of a long life stay small
-# The group has moved on; the rebalance that follows decides whose the partitions are.
-_GROUP_MOVED: Final = {
+_SESSION_KEYS_MAX: Final = 20_000  # then a new session begins, to bound the memory of a long-running process
+# A rebalance follows, which decides who owns the partitions.
+_REBALANCING: Final = {
     KafkaError.ILLEGAL_GENERATION,
     KafkaError.UNKNOWN_MEMBER_ID,
     KafkaError.REBALANCE_IN_PROGRESS,
     KafkaError.STALE_MEMBER_EPOCH,
     KafkaError.FENCED_MEMBER_EPOCH,
 }
+_UNREACHABLE: Final = {
+    KafkaError._TIMED_OUT,
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+}
 
 
 class _Pending(NamedTuple):
-    """What one transaction writes."""
+    """The contents of one transaction."""
 
     checkpoints: Sequence[Checkpoint]
     sessions: list[tuple[KafkaStream, Session]]
@@ -67,153 +78,147 @@ class _Pending(NamedTuple):
 
 class TransactionStore:
     """
-    A state store without a file.
+    A state store in the brokers.
 
     Args:
         name: The transactional id.
-        member: Has the proof of the membership, and counts the transactions.
-        now: The clock that does not jump, seconds.
+        member: Provides the group membership, and counts transactions.
+        now: A monotonic clock, seconds.
+    Raises:
+        StateUnwritableError: The brokers do not begin a transaction.
+        StateInUseError: Another member has the same `group_instance_id`.
     """
 
     def __init__(
-        self,
-        settings: KafkaSettings,
-        name: str,
-        member: Member,
-        *,
-        max_record_bytes: int,
-        now: Callable[[], float],
+        self, settings: KafkaSettings, name: str, member: Member, *, max_record_bytes: int, now: Callable[[], float]
     ) -> None:
         self._settings = settings
         self._member = member
         self._now = now
-        self._properties = properties(settings, on_error=member.note_error) | producer_properties(
-            name, max_record_bytes
-        )
-        self._failed: KafkaError | None = None
-        self._is_name_taken = False  # a new producer would take it back, and end the other member
-        self._written = ""  # the topic that a failure is about, if that is known
+        common = client_properties(settings, on_error=member.note_error)
+        self._properties = common | producer_properties(name, max_record_bytes)
+        self._delivery_error: KafkaError | None = None
+        self._is_name_taken = False  # a new producer would fence the other member
         self._producer: Producer | None = self._new_producer(_START_S)
         self._in_doubt: _Pending | None = None
         self._lock = threading.Lock()
 
     def _new_producer(self, limit_s: float) -> Producer:
         producer = Producer(self._properties)
-        with suppress(KafkaException):  # not connected yet, it would look for its coordinator half a second later
+        with suppress(KafkaException):  # connect now, or it looks for its coordinator half a second later
             producer.list_topics(self._settings.letters, _CONNECT_S)
         try:
             producer.init_transactions(limit_s)
         except KafkaException as exception:
-            raise self._translated(error_of(exception), "no transaction can be begun") from None
+            raise self._state_error(error_of(exception), "no transaction can be started") from None
         return producer
 
-    # What the pipeline asks for -----------------------------------------------------------------------------------
+    # For the pipeline -------------------------------------------------------------------------------------------------
 
     def accepted_ids(self) -> Iterable[bytes]:
-        """Return none: a member knows the EventIds that it saw itself."""
+        """Return nothing: a member knows only the EventIds it has seen itself."""
         return ()
 
     def expire(self, before_s: float, now_s: float) -> int:
-        """Do nothing: what the topics keep is their business."""
+        """Do nothing: retention is a setting of the topics."""
         return 0
 
     def expire_ledger(self, before_s: float, now_s: float) -> int:
-        """Do nothing, as for `expire`."""
+        """Do nothing, as `expire`."""
         return 0
 
-    def save(self, checkpoints: Iterable[Checkpoint], now_s: float) -> Saved:
+    def save(self, checkpoints: Iterable[Checkpoint], now_s: float) -> SaveResult:
         """
         Commit checkpoints with their dead letters and counts in one transaction.
 
         Raises:
-            StateUnwritableError: Not for now. If the brokers do not say what became of a transaction, they are asked
-                again by the next call, before anything else is begun.
-            StateInUseError: Another member has this one's name.
+            StateUnwritableError: The transaction failed, try again later. If its outcome is unknown, the next call
+                first asks the brokers again.
+            StateInUseError: Another member has the same `group_instance_id`.
         """
-        wanted = list(checkpoints)
-        with self._lock, at_work(Piece("save", f"the topics of group {self._settings.group_id}")):
+        requested = list(checkpoints)
+        with self._lock, at_work(WorkItem("save", f"the topics of group {self._settings.group_id}")):
             if self._in_doubt is None:
                 crash_point("save.begin")
-                self._in_doubt = self._prepared(wanted, now_s)
+                self._in_doubt = self._begin_transaction(requested, now_s)
                 if self._in_doubt is None:
-                    return Saved([], wanted)
-            begun_at = self._now()
+                    return SaveResult([], requested)
+            started_at = self._now()
             is_committed = self._commit()
             pending, self._in_doubt = self._in_doubt, None
             crash_point("save.done")
             if not is_committed:
-                return Saved([], wanted)
-            self._member.note_committed(self._now() - begun_at)
+                return SaveResult([], requested)
+            self._member.note_committed(self._now() - started_at)
             for stream, session in pending.sessions:
-                is_full = len(session.sums) > _SESSION_KEYS_MAX
-                stream.session = Session() if is_full else session
+                stream.session = Session() if len(session.sums) > _SESSION_KEYS_MAX else session
                 stream.unreachable = 0
-            done = {id(each) for each in pending.checkpoints}
-            return Saved(
-                [each for each in wanted if id(each) in done], [each for each in wanted if id(each) not in done]
+            saved = {id(checkpoint) for checkpoint in pending.checkpoints}
+            return SaveResult(
+                [checkpoint for checkpoint in requested if id(checkpoint) in saved],
+                [checkpoint for checkpoint in requested if id(checkpoint) not in saved],
             )
 
-    # The transaction ----------------------------------------------------------------------------------------------
+    # The transaction --------------------------------------------------------------------------------------------------
 
-    def _prepared(self, checkpoints: Sequence[Checkpoint], now_s: float) -> _Pending | None:
-        """Begin a transaction and write everything into it; None if the group has moved on."""
-        metadata = self._member.membership
-        if metadata is None:
+    def _begin_transaction(self, checkpoints: Sequence[Checkpoint], now_s: float) -> _Pending | None:
+        """Begin a transaction and write its contents; return None if a rebalance is due."""
+        membership = self._member.membership
+        if membership is None:
             return None
         if self._is_name_taken:
-            raise name_taken(self._settings)
+            raise name_taken_error(self._settings)
         if self._producer is None:
             self._producer = self._new_producer(_CALL_S)
-        producer = self._producer
-        pending = _Pending(checkpoints, [])
+        producer, pending, offsets = self._producer, _Pending(checkpoints, []), []
         by_stream: dict[int, list[Checkpoint]] = {}
-        for each in checkpoints:
-            by_stream.setdefault(each.stream.stream_id, []).append(each)
-        self._failed = None
+        for checkpoint in checkpoints:
+            by_stream.setdefault(checkpoint.stream.stream_id, []).append(checkpoint)
+        self._delivery_error = None
         try:
             producer.begin_transaction()
-            offsets = []
-            for own in by_stream.values():
-                stream = own[0].stream
+            for group in by_stream.values():
+                stream = group[0].stream
                 assert isinstance(stream, KafkaStream)
-                letters = [letter(stream, rejection, now_s) for each in own for rejection in each.rejections]
-                session, rows = counted(stream, own)
+                letters = [
+                    letter_document(stream, rejection, now_s)
+                    for checkpoint in group
+                    for rejection in checkpoint.rejections
+                ]
+                session, rows = add_checkpoints(stream, group, self._settings.group_id)
                 pending.sessions.append((stream, session))
                 for topic, documents in ((self._settings.letters, letters), (self._settings.ledger, rows)):
-                    self._written = topic
-                    produce(producer, topic, documents, self._delivered)
-                position = stream.position_at(own[-1].end_offset)
-                about = Metadata(stream.topic_id, stream.settled_until_at(position))
-                text = msgspec.json.encode(about).decode()
-                offsets.append(TopicPartition(stream.topic, stream.partition, position, metadata=text))
-            self._written = ""
+                    produce(producer, topic, documents, self._note_delivery)
+                position = stream.position_at(group[-1].end_offset)
+                last = stream.message_end(group[-1].end_offset)
+                metadata = metadata_text(stream.topic_id, stream.settled_until_with(position), last)
+                offsets.append(TopicPartition(*stream.topic_partition, position, metadata=metadata))
             crash_point("save.written")
-            flushed(producer, _CALL_S)
-            if self._failed is not None:
-                raise KafkaException(self._failed)
-            _bounded(lambda: self._retried(lambda: producer.send_offsets_to_transaction(offsets, metadata, _CALL_S)))
+            flush(producer, _CALL_S)
+            if self._delivery_error is not None:
+                raise KafkaException(self._delivery_error)
+            _call_with_timeout(
+                lambda: self._retry(lambda: producer.send_offsets_to_transaction(offsets, membership, _CALL_S))
+            )
             crash_point("save.commit")
         except TimeoutError:
             self._member.transactions["aborted"] += 1
-            self._producer = None  # whoever takes its name next has the brokers abort what it has begun
+            self._producer = None  # the brokers abort its transaction once another producer uses its id
             raise StateUnwritableError(
-                f"the brokers do not take the offsets of group {self._settings.group_id}; it is tried again",
+                f"the brokers do not accept the offsets of group {self._settings.group_id}; shipper retries",
                 reason="broker_unavailable",
             ) from None
         except KafkaException as exception:
-            error = error_of(exception)
-            self._abort(error)
-            if error.code() in _GROUP_MOVED:
-                return None
-            raise self._translated(error, "what is settled cannot be saved") from None
+            self._abort(error_of(exception))
+            return None
         return pending
 
-    def _delivered(self, error: KafkaError | None, message: Any) -> None:
+    def _note_delivery(self, error: KafkaError | None, _message: object) -> None:
         if error is not None and error.code() not in PURGED:
-            self._failed, self._written = error, message.topic()
+            self._delivery_error = error
 
-    def _retried(self, call: Callable[[], object]) -> None:
-        """Call until it is done, or fails for good, or the time is up."""
+    def _retry(self, call: Callable[[], object]) -> None:
+        """Repeat a call until it succeeds, fails permanently, or times out."""
         limit = self._now() + _CALL_S
         while True:
             step()
@@ -226,70 +231,78 @@ class TransactionStore:
 
     def _commit(self) -> bool:
         """
-        Commit; asked again after a time-out, the client tells what has become of the same transaction.
+        Commit; after a timeout, call again to learn the outcome of the same transaction.
 
         Returns:
-            False: it was aborted, and nothing of it was saved.
+            False if the transaction was aborted, so nothing was saved.
         """
         producer = self._producer
         assert producer is not None
         try:
-            self._retried(lambda: producer.commit_transaction(_CALL_S))
+            self._retry(lambda: producer.commit_transaction(_CALL_S))
         except KafkaException as exception:
             error = error_of(exception)
             if error.retriable():
                 self._member.transactions["in_doubt"] += 1
                 raise StateUnwritableError(
                     f"the brokers do not say whether a transaction of group {self._settings.group_id} is committed "
-                    f"({words(error)}); they are asked again",
+                    f"({describe(error)}); shipper asks again",
                     reason="broker_unavailable",
                 ) from None
             self._in_doubt = None
             self._abort(error)
-            if error.code() in _GROUP_MOVED:
-                return False
-            raise self._translated(error, "what is settled cannot be saved") from None
+            return False
         return True
 
     def _abort(self, error: KafkaError) -> None:
-        """End a transaction that failed, so that the next one can begin; a new producer where that cannot be."""
+        """
+        Abort a failed transaction, so that the next one can begin; return if the reason is a rebalance.
+
+        Raises:
+            StateUnwritableError, StateInUseError: Any other reason.
+        """
         self._member.transactions["aborted"] += 1
-        log.warning("transaction_aborted", error=words(error))
-        producer, is_fatal = self._producer, error.fatal()
+        log.warning("transaction_aborted", error=describe(error))
+        producer = self._producer
         assert producer is not None
         try:
-            if not is_fatal:
-                self._retried(lambda: producer.abort_transaction(_CALL_S))
+            if error.fatal():
+                self._producer = None
+            else:
+                self._retry(lambda: producer.abort_transaction(_CALL_S))
         except KafkaException as exception:
-            log.warning("transaction_not_aborted", error=words(error_of(exception)))
-            is_fatal = True  # the brokers do it when its time is up, or for the producer that takes the name
-        if is_fatal:
-            self._producer = None
+            log.warning("transaction_not_aborted", error=describe(error_of(exception)))
+            self._producer = None  # the brokers abort it after its timeout, or once another producer uses its id
+        if error.code() not in _REBALANCING:
+            raise self._state_error(error, "settled records cannot be saved")
 
-    def _translated(self, error: KafkaError, what: str) -> StateError | ConfigError:
+    def _state_error(self, error: KafkaError, failure: str) -> StateError:
         settings = self._settings
         if error.code() in FENCED and settings.group_instance_id:
             self._is_name_taken = True
-            return name_taken(settings)
-        both = f"WRITE on the topics {settings.letters} and {settings.ledger}"
-        if why := refusal(settings, error, right_on(settings, self._written) if self._written else both):
-            return StateUnwritableError(f"{what}: {why}", reason="broker_forbidden")
+            return name_taken_error(settings)
+        right = ""
+        if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:  # the client does not say of which topic
+            right = " and ".join(
+                required_right(settings, topic) for topic in unwritable_topics(self._member.admin, settings)
+            )
+        if why := describe_refusal(settings, error, right):
+            return StateUnwritableError(f"{failure}: {why}", reason="broker_forbidden")
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            what += f"; raise max.message.bytes of {settings.letters}"
-            return StateUnwritableError(f"{what}: {words(error)}", reason="state_unwritable")
-        if error.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}:
-            what += f"; make {settings.letters} and {settings.ledger}: shipper check --online --create-topics"
-            return StateUnwritableError(f"{what}: {words(error)}", reason="state_unwritable")
-        reason = "broker_unavailable" if error.retriable() or error.code() in _AWAY else "state_unwritable"
-        return StateUnwritableError(f"{what}: {words(error)}", reason=reason)
+            failure += f"; raise max.message.bytes of {settings.letters}"
+        elif error.code() in UNKNOWN_TOPIC:
+            failure += f"; create {settings.letters} and {settings.ledger}: shipper check --online --create-topics"
+        elif error.retriable() or error.code() in _UNREACHABLE:
+            return StateUnwritableError(f"{failure}: {describe(error)}", reason="broker_unavailable")
+        return StateUnwritableError(f"{failure}: {describe(error)}", reason="state_unwritable")
 
 
-def _bounded(call: Callable[[], object]) -> None:
+def _call_with_timeout(call: Callable[[], object]) -> None:
     """
-    Call in a thread of its own: of a group coordinator that was restarted, the client may wait for an answer for ever.
+    Call in a new thread, as the client may wait for ever for a restarted group coordinator.
 
     Raises:
-        TimeoutError: It did not come back; what it does later is of no effect.
+        TimeoutError: The call did not return; if it does later, that has no effect.
     """
     done: Future[None] = Future()
 
@@ -305,11 +318,48 @@ def _bounded(call: Callable[[], object]) -> None:
     done.result(_HANGS_S)
 
 
-_AWAY: Final = {
-    KafkaError._TIMED_OUT,
-    KafkaError._MSG_TIMED_OUT,
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-}
+# A member and its store -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_group(
+    settings: Settings,
+    *,
+    now: Callable[[], float],
+    wall_time: Callable[[], float],
+    selection: Selection | None = None,
+) -> Iterator[tuple[Member, TransactionStore]]:
+    """
+    Connect to the brokers, and leave the group at the end. The member joins it once a pipeline is attached.
+
+    Args:
+        now, wall_time: A monotonic clock; seconds since the epoch.
+        selection: What to read; None = everything, without end.
+    Raises:
+        SourceError: The selection does not exist.
+        ConfigError: A topic is missing or unsuitable, a secret cannot be fetched, or the brokers refuse this client.
+        StateUnwritableError: The brokers are unreachable.
+        StateInUseError: Another member has the same `group_instance_id`.
+    """
+    kafka, max_record_bytes = settings.input.kafka, settings.input.max_record_bytes
+    assert kafka is not None
+    Topics(kafka, max_record_bytes=max_record_bytes).require()
+    member = Member(
+        kafka,
+        max_record_bytes=max_record_bytes,
+        now=now,
+        wall_time=wall_time,
+        ranges=selection and selection.ranges(kafka),
+        give_up_after_s=settings.delivery.give_up_after_seconds,
+    )
+    try:
+        name = f"{kafka.group_id}-{kafka.group_instance_id or token_hex(6)}"
+        try:
+            store = TransactionStore(kafka, name, member, max_record_bytes=max_record_bytes, now=now)
+        except StateUnwritableError as error:
+            if error.reason == "broker_forbidden":
+                raise ConfigError(str(error), key="input.kafka") from None
+            raise
+        yield member, store
+    finally:
+        member.close()

@@ -1,9 +1,9 @@
 """
-One partition, from the assignment to this process until it is taken away, as a stream of lines.
+A partition as a stream of lines, from its assignment to this process until its revocation.
 
-The messages stand one behind the other on an axis of virtual bytes, each as one line. An index tells which message
-stands where; it keeps what a dead letter needs and the line does not have, until the message is settled. The thread
-that polls appends to the index, the event loop drops what is settled, and the thread that saves reads it.
+Each message is a line; the lines are concatenated on an axis of virtual bytes. An index maps lines to messages, and
+keeps what their dead letters would need besides the line until they are settled. The polling thread appends to the
+index, the event loop removes settled messages, and the saving thread reads it.
 """
 
 from __future__ import annotations
@@ -24,32 +24,33 @@ from msgspec import Struct, field
 
 from shipper.model.records import Chunk, LedgerKey, Stream
 
-CHUNK_BYTES: Final = 1 << 20
-# Not 0: three bytes at the start of a stream may be a byte-order mark, which is no part of a record.
-START_OFFSET: Final = 1
-_NO_RECORD: Final = b"-"  # stands for a value that would be no line at all; it is no JSON, so it becomes a dead letter
-_FIRST: Final = itemgetter(0)
-_SECOND: Final = itemgetter(1)
-_BRACE: Final = ord("{")
-_FRAME_BYTES: Final = 5  # of a schema registry: a zero, and the number of a schema
-
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
 T = TypeVar("T")
 
 Headers = Sequence[tuple[str, bytes | None]]
-Place = tuple[str, int]
-"""A topic and the number of a partition."""
+Partition = tuple[str, int]
+"""The name of a topic and the number of a partition."""
+
+CHUNK_BYTES: Final = 1 << 20
+# Not 0: a byte-order mark at the start of a stream is not part of a record.
+START_OFFSET: Final = 1
+_NO_RECORD: Final = b"-"  # replaces a value without a record; it is not JSON, so it becomes a dead letter
+_FIRST: Final = itemgetter(0)
+_SECOND: Final = itemgetter(1)
+_BRACE: Final = ord("{")
+_FRAME_BYTES: Final = 5  # of a schema registry: a zero byte and a schema id
 
 
 class Origin(NamedTuple):
     """
-    A message as it came.
+    The message of a line.
 
     Attributes:
-        value: None = it had none; `...` stands for the line in the chunk.
-        timestamp_ms: Milliseconds since the epoch; negative = it has none.
+        value: None if the message has none, or if `is_line`.
+        is_line: The line in the chunk is the value.
+        timestamp_ms: Milliseconds since the epoch; negative = none.
     """
 
     offset: int
@@ -60,16 +61,30 @@ class Origin(NamedTuple):
     timestamp_ms: int
 
 
+class Position(NamedTuple):
+    """
+    The position after a message.
+
+    Attributes:
+        epoch: The leader epoch of the message, with which the brokers can tell whether their log still contains it; -1
+            = unknown.
+    """
+
+    offset: int
+    epoch: int = -1
+
+
 class _Block(Struct, eq=False):
     """
     The messages of one chunk.
 
     Attributes:
-        start, end: On the axis.
-        lengths: Of each line and those before it, together, without the newlines.
-        offsets, timestamps: Of each message; milliseconds.
-        keys, headers: Of those that have some.
-        values: Of those that do not stand in the chunk as they came.
+        start, end: Virtual bytes.
+        lengths: Cumulative lengths of the lines, without newlines.
+        offsets, timestamps: Of each message; timestamps in milliseconds.
+        keys, headers: By index, for messages that have them.
+        values: By index, for messages whose line differs from their value.
+        epochs: Leader epochs of the first and the last message.
     """
 
     start: int
@@ -80,21 +95,22 @@ class _Block(Struct, eq=False):
     keys: dict[int, bytes]
     headers: dict[int, Headers]
     values: dict[int, bytes | None]
+    epochs: tuple[int, int]
 
     def end_of(self, index: int) -> int:
-        """Return where the line of a message ends on the axis."""
+        """Return where the line of a message ends."""
         return self.start + self.lengths[index] + index + 1
 
 
 class Session(Struct):
     """
-    What was counted of a partition by one owner, as it is in the ledger topic.
+    The counts of a partition in the ledger topic during one assignment.
 
     Attributes:
-        name: Unique.
+        name: A unique name.
         totals: `read`, `accepted`, `dead_lettered`, `duplicates` and `unreachable`.
-        sums: Accepted and duplicates, by key of the ledger.
-        parts: How many documents there are with counts of keys that hardly recur.
+        sums: Accepted records and duplicates by key.
+        parts: Number of documents with counts of keys that rarely recur.
     """
 
     name: str = field(default_factory=partial(token_hex, 6))
@@ -105,17 +121,18 @@ class Session(Struct):
 
 class KafkaStream(Stream, kw_only=True):
     """
-    A partition while this process has it.
+    A partition while this process owns it.
 
     Attributes:
-        topic_id: Tells a topic from another one that had its name before.
-        first: The offset at which it began; the next one to read if nothing was read.
-        end: The end of the partition at the last look; None = not known yet.
-        until: The first offset that is not to be read; None = there is no such.
-        eof: The offset at which the last read message was known to be the last one; -1 = not known.
-        stopped: Why nothing is read of it, for a person; empty if it is read.
-        unreachable: Records that were gone before they were read, and are not in the ledger yet.
-        blocks: Of messages that are not settled.
+        topic_id: Distinguishes the topic from an earlier one with the same name.
+        first, first_epoch: The position where reading began.
+        end: The end of the partition when last queried; None = unknown yet.
+        until: End of the offsets to read, exclusive; None = no end.
+        eof: Everything before this offset was read; -1 = unknown.
+        stopped: Why the partition is not read, for people; empty = it is read.
+        unreachable: Records deleted before they were read that are not in the ledger yet.
+        settled: End of the settled offsets, exclusive; None = nothing is settled yet.
+        blocks: Blocks of unsettled messages.
     """
 
     topic: str
@@ -123,6 +140,7 @@ class KafkaStream(Stream, kw_only=True):
     topic_id: str
     first: int
     session: Session
+    first_epoch: int = -1
     end: int | None = None
     until: int | None = None
     eof: int = -1
@@ -135,80 +153,82 @@ class KafkaStream(Stream, kw_only=True):
     blocks: deque[_Block]
 
     @property
-    def place_in_group(self) -> Place:
+    def topic_partition(self) -> Partition:
+        """The key of the partition."""
         return self.topic, self.partition
 
     @property
     def next_offset(self) -> int:
-        """The offset behind what is settled."""
+        """The first unsettled offset."""
         return self.first if self.settled is None else self.settled
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that is to be read of it has been read."""
+        """Whether all offsets up to `until` were read."""
         return self.until is not None and max(self.first, self.eof) >= self.until
 
     @property
     def is_halted(self) -> bool:
-        """Whether nothing is to be read of it for now."""
+        """Whether nothing is to be read."""
         return bool(self.stopped) or self.is_complete
 
     @property
     def lag_records(self) -> int:
-        """Offsets that are not settled; what an aborted transaction left at the end is none."""
+        """Number of unsettled offsets, except those of aborted transactions at the end."""
         if not self.blocks and self.eof >= (self.end or 0):
             return 0
         return max(0, (self.end or 0) - self.next_offset)
 
     @property
     def oldest_ms(self) -> int | None:
-        """The timestamp of the oldest message that was read and is not settled; None if there is none."""
+        """The timestamp of the oldest message that was read but not settled, or None."""
         blocks = tuple(self.blocks)
         return blocks[0].timestamps[0] if blocks else None
 
     def chunks(self, messages: Sequence[Message]) -> list[Chunk]:
-        """Take messages, in the order of their offsets; cut into chunks of at most 1 MiB, or of one message."""
+        """Append messages in offset order; return them in chunks of at most 1 MiB or one message."""
         is_last = self.until is not None and (messages[-1].offset() or 0) >= self.until - 1
         if is_last:
             messages = [message for message in messages if (message.offset() or 0) < (self.until or 0)]
-        chunks = self._chunks(messages) if messages else []
-        if is_last:  # not before the messages are in the index: it would be the position behind those that were
+        chunks = self._append(messages) if messages else []
+        if is_last:  # only once the messages are in the index: it changes the position after the last one
             self.eof = self.until or 0
         return chunks
 
-    def _chunks(self, messages: Sequence[Message]) -> list[Chunk]:
-        kind = type(messages[0])  # to call its methods from a map costs less than from a loop
+    def _append(self, messages: Sequence[Message]) -> list[Chunk]:
+        kind = type(messages[0])  # mapping an unbound method is faster than a loop of calls
         values = [*map(kind.value, messages)]
         if self.skips_tombstones and None in values:
-            kept = [message for message, value in zip(messages, values, strict=True) if value is not None]
-            self.tombstones_skipped += len(values) - len(kept)
-            return self._chunks(kept) if kept else []
-        data, lengths, odd = _lines(values, self.max_record_bytes)
+            remaining = [message for message, value in zip(messages, values, strict=True) if value is not None]
+            self.tombstones_skipped += len(values) - len(remaining)
+            return self._append(remaining) if remaining else []
+        data, lengths, other_values = _lines(values, self.max_record_bytes)
         if len(data) > CHUNK_BYTES and len(values) > 1:
             half = len(messages) // 2
-            return self._chunks(messages[:half]) + self._chunks(messages[half:])
+            return self._append(messages[:half]) + self._append(messages[half:])
         first, last = messages[0].offset() or 0, messages[-1].offset() or 0
         offsets: Sequence[int] = range(first, last + 1)
         if len(offsets) != len(messages):
-            offsets = _packed([message.offset() or 0 for message in messages])
+            offsets = _int64_array([message.offset() or 0 for message in messages])
         start = self.read_offset
         block = _Block(
             start=start,
             end=start + len(data),
-            lengths=_packed(accumulate(lengths)),
+            lengths=_int64_array(accumulate(lengths)),
             offsets=offsets,
-            timestamps=_packed(map(_SECOND, map(kind.timestamp, messages))),
-            keys=_given([*map(kind.key, messages)]),
-            headers=_given([*map(kind.headers, messages)]),  # type: ignore[list-item]
-            values=odd,
+            timestamps=_int64_array(map(_SECOND, map(kind.timestamp, messages))),
+            keys=_without_none([*map(kind.key, messages)]),
+            headers=_without_none([*map(kind.headers, messages)]),  # type: ignore[list-item]
+            values=other_values,
+            epochs=(_epoch_of(messages[0]), _epoch_of(messages[-1])),
         )
         self.read_offset = block.end
         self.blocks.append(block)
         return [Chunk(stream=self, start_offset=start, end_offset=block.end, data=data)]
 
     def origin(self, start_offset: int) -> Origin:
-        """Return the message whose line begins at, or covers, a virtual offset."""
-        block = self._block(start_offset)
+        """Return the message whose line contains a virtual byte."""
+        block = self._block_at(start_offset)
         index = bisect_right(range(len(block.offsets)), start_offset, key=block.end_of)
         return Origin(
             offset=block.offsets[index],
@@ -220,57 +240,63 @@ class KafkaStream(Stream, kw_only=True):
         )
 
     def position_at(self, end_offset: int) -> int:
-        """Return the offset at which to go on behind a virtual offset, which is the end of a line."""
-        block = self._block(end_offset - 1)
-        index = bisect_left(range(len(block.offsets)), end_offset, key=block.end_of)
-        position = block.offsets[index] + 1
+        """Return the offset to continue from after the line that ends at a virtual byte."""
+        position = self.message_end(end_offset).offset
         return max(position, self.eof) if end_offset == self.read_offset else position
 
-    def _block(self, offset: int) -> _Block:
-        blocks = tuple(self.blocks)  # at one stroke: other threads append and drop
+    def message_end(self, end_offset: int) -> Position:
+        """Return the position after the message whose line ends at a virtual byte, before any transaction markers."""
+        block = self._block_at(end_offset - 1)
+        index = bisect_left(range(len(block.offsets)), end_offset, key=block.end_of)
+        first, last = block.epochs  # epochs never decrease
+        is_known = first == last or index == len(block.offsets) - 1
+        return Position(block.offsets[index] + 1, last if is_known else -1)
+
+    def _block_at(self, offset: int) -> _Block:
+        blocks = tuple(self.blocks)  # an atomic copy, as other threads append and remove
         return blocks[bisect_right(blocks, offset, key=lambda block: block.start) - 1]
 
     def note_saved(self, end_offset: int) -> None:
-        """Drop what is settled and saved up to a virtual offset."""
+        """Remove the messages that are settled and saved, up to a virtual byte."""
         self.settled = self.position_at(end_offset)
-        self.settled_until = self.settled_until_at(self.settled)
+        self.settled_until = self.settled_until_with(self.settled)
         while self.blocks and self.blocks[0].end <= end_offset:
             self.blocks.popleft()
 
     def note_eof(self, offset: int) -> None:
-        """Take note that all before an offset was read."""
+        """Record that everything before an offset was read."""
         self.eof = offset if self.until is None else min(offset, self.until)
 
-    def note_ends(self, end: int, at: float) -> None:
-        """Take note of where the partition ended at a moment."""
+    def note_end(self, end: int, at: float) -> None:
+        """Record the end of the partition at a time, seconds since the epoch."""
         if self.until is not None:
             self.end = self.until
             return
         self.end = end
         if self.settled_until is not None and at < self.settled_until:
-            self.settled_until = None  # the clock was put back
+            self.settled_until = None  # the clock was set back
         if self.next_offset >= end or (not self.blocks and self.eof >= end):
             self.settled_until = at
         elif self.mark[1] is None or self.next_offset >= self.mark[0]:
             self.mark = end, at
 
-    def settled_until_at(self, position: int) -> float | None:
-        """Return up to when everything is settled if all before a position is."""
-        end, at = self.mark
-        return at if at is not None and position >= end else self.settled_until
-
 
 def new_stream(**fields: object) -> KafkaStream:
-    """Make the stream of a partition that was assigned."""
+    """Create the stream of an assigned partition."""
     return KafkaStream(kind="kafka", read_offset=START_OFFSET, blocks=deque(), **fields)  # type: ignore[arg-type]
 
 
-def _packed(numbers: Iterable[int]) -> array[int]:
-    whole = [*numbers]
-    return array("q", pack(f"{len(whole)}q", *whole))  # a fifth of what the array itself takes for it
+def _epoch_of(message: Message) -> int:
+    epoch = message.leader_epoch()
+    return -1 if epoch is None else epoch
 
 
-def _given(values: Sequence[T | None]) -> dict[int, T]:
+def _int64_array(numbers: Iterable[int]) -> array[int]:
+    values = [*numbers]
+    return array("q", pack(f"{len(values)}q", *values))  # five times as fast as array("q", values)
+
+
+def _without_none(values: Sequence[T | None]) -> dict[int, T]:
     if values.count(None) == len(values):
         return {}
     return {index: value for index, value in enumerate(values) if value is not None}
@@ -279,17 +305,17 @@ def _given(values: Sequence[T | None]) -> dict[int, T]:
 def _lines(
     values: Sequence[bytes | None], max_record_bytes: int
 ) -> tuple[bytes, Sequence[int], dict[int, bytes | None]]:
-    """Return the lines of values, the length of each without its newline, and the values that are not their line."""
-    with suppress(TypeError, IndexError):  # one is None, or empty
+    """Return lines for values, their lengths without newlines, and by index the values that differ from their lines."""
+    with suppress(TypeError, IndexError):  # a value is None or empty
         lengths = [*map(len, values)]  # type: ignore[arg-type]
-        # Nearly always each value is a line, and begins as an object does. A search is faster than to count newlines.
+        # Nearly always each value is a line that begins like an object. A search is faster than counting newlines.
         is_plain = set(map(_FIRST, values)) == {_BRACE} and b"\n" not in b"".join(values)  # type: ignore[arg-type]
         if is_plain and max(lengths) <= max_record_bytes:
             return b"\n".join([*values, b""]), lengths, {}  # type: ignore[list-item]
     lines = [*map(_line, values)]
     pairs = enumerate(zip(lines, values, strict=True))
-    odd = {at: value for at, (line, value) in pairs if line != value or len(line) > max_record_bytes}
-    return b"\n".join([*lines, b""]), [*map(len, lines)], odd
+    other_values = {index: value for index, (line, value) in pairs if line != value or len(line) > max_record_bytes}
+    return b"\n".join([*lines, b""]), [*map(len, lines)], other_values
 
 
 def _line(value: bytes | None) -> bytes:
@@ -297,12 +323,12 @@ def _line(value: bytes | None) -> bytes:
         return _NO_RECORD
     if value.startswith(b"\0"):
         value = value[_FRAME_BYTES:] if value.startswith(b"{", _FRAME_BYTES) else _NO_RECORD
-    # To JSON a carriage return is what a newline is: white space, or a fault within a string.
+    # In JSON a carriage return is equivalent to a newline: whitespace, or an error within a string.
     return value.replace(b"\n", b"\r")
 
 
 def schema_id(value: bytes | None) -> int | None:
-    """Return the number of the schema that a schema registry's frame names; None if it is no such frame."""
+    """Return the schema id in a schema registry's frame; None without such a frame, or if it contains JSON."""
     if value is None or len(value) < _FRAME_BYTES or value[0] or value.startswith(b"{", _FRAME_BYTES):
         return None
     return int.from_bytes(value[1:_FRAME_BYTES], "big")

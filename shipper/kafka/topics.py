@@ -1,4 +1,4 @@
-"""The topics of a group: whether they are what a member needs, and how those that it writes to are made."""
+"""Checks the topics of a group, and creates those that members write."""
 
 from __future__ import annotations
 
@@ -12,48 +12,49 @@ from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, New
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import (
     FORBIDDEN,
+    UNKNOWN_TOPIC,
     KafkaError,
+    client_properties,
+    describe,
+    describe_refusal,
     error_of,
-    needs,
-    patiently,
+    missing_right,
     producer_properties,
-    properties,
-    refusal,
-    right_on,
-    words,
+    required_right,
+    retry_while_moving,
 )
-from shipper.model.errors import ConfigError
+from shipper.model.errors import ConfigError, StateUnwritableError
 
-LETTER_ROOM: Final = 8 << 10
-"""What a dead letter takes beside its value, at least."""
+LETTER_OVERHEAD_BYTES: Final = 8 << 10
+"""Bytes reserved for a dead letter besides its value."""
 _CALL_S: Final = 10.0
-_LOOK_S: Final = 0.02
-_COMPACTION_LAG_MS: Final = 86_400_000  # after so long, what was deleted is gone for good
+_POLL_S: Final = 0.02
+_COMPACTION_LAG_MS: Final = 86_400_000  # maximum time until deleted documents are removed
 
 
 class Finding(NamedTuple):
     """
-    What was found of one thing.
+    The result of one check.
 
     Attributes:
-        name: A topic, the group, or what else was looked at.
-        problem: What is wrong and what to do; empty if nothing is.
-        what: What is right.
-        is_away: The brokers gave no answer, so that nothing is known.
+        name: A topic, the group, or another object of a check.
+        problem: What is wrong and what to do; empty = no problem.
+        detail: Details of a passed check.
+        is_unreachable: The brokers did not answer.
     """
 
     name: str
     problem: str = ""
-    what: str = ""
-    is_away: bool = False
+    detail: str = ""
+    is_unreachable: bool = False
 
 
 class Topics:
     """
-    Looks at the topics of a group.
+    Checks the topics of a group.
 
     Raises:
-        ConfigError: A secret or a file cannot be had, or the client cannot use what is set.
+        ConfigError: A secret or a file cannot be read, or the client cannot use the settings.
     """
 
     def __init__(self, settings: KafkaSettings, *, max_record_bytes: int) -> None:
@@ -61,125 +62,163 @@ class Topics:
         self._max_record_bytes = max_record_bytes
         self._refused: KafkaError | None = None
         try:
-            self._admin = AdminClient(properties(settings, on_error=self._note))
+            self._admin = AdminClient(client_properties(settings, on_error=self._on_error))
         except KafkaException as exception:
             error = error_of(exception)
-            raise ConfigError(refusal(settings, error) or words(error), key="input.kafka") from None
+            raise ConfigError(describe_refusal(settings, error) or describe(error), key="input.kafka") from None
 
-    def _note(self, error: KafkaError) -> None:
+    def _on_error(self, error: KafkaError) -> None:
         if error.code() in FORBIDDEN:
             self._refused = error
 
-    def _answer(self, future: Future[Any]) -> Any:
-        """Wait for an answer, or for what says that there will be none."""
+    def _wait_for(self, future: Future[Any]) -> Any:
+        """Wait for a result, or for an error that means there will be none."""
         while not future.done() and self._refused is None:
             self._admin.poll(0)
-            wait([future], _LOOK_S)
+            wait([future], _POLL_S)
         if self._refused is not None:
             raise KafkaException(self._refused)
         return future.result()
 
-    def findings(self) -> Iterator[Finding]:
-        """Look at the topics that are read, and at those that are written."""
-        settings = self._settings
-        for name in settings.topics:
-            yield self._described(name)
-        for key, name in (("dead_letter_topic", settings.letters), ("ledger_topic", settings.ledger)):
-            found = self._described(name)
-            yield found if found.problem else self._checked(key, name, found)
+    def require(self) -> None:
+        """
+        Check the topics that a member needs: all that it writes, and at least one that it reads.
 
-    def _described(self, name: str) -> Finding:
+        Raises:
+            ConfigError: A topic is missing or unsuitable.
+            StateUnwritableError: The brokers are unreachable.
+        """
+        read = self._settings.topics
+        problems = [finding for finding in self.findings() if finding.problem]
+        if any(finding.is_unreachable for finding in problems):
+            raise StateUnwritableError(f"{problems[0].name}: {problems[0].problem}", reason="broker_unavailable")
+        missing = [finding for finding in problems if finding.name in read]
+        for finding in problems:
+            if finding.name not in read:
+                raise ConfigError(f"{finding.name}: {finding.problem}", key="input.kafka")
+        if len(missing) == len(read):
+            raise ConfigError(f"{missing[0].name}: {missing[0].problem}", key="input.kafka.topics")
+
+    def findings(self) -> Iterator[Finding]:
+        """Check all topics that a member reads or writes."""
+        for name in self._settings.topics:
+            yield self._check_topic(name)
+        for key, name in (("dead_letter_topic", self._settings.letters), ("ledger_topic", self._settings.ledger)):
+            finding = self._check_topic(name)
+            yield finding if finding.problem else self._check_config(key, finding)
+
+    def _check_topic(self, name: str) -> Finding:
         try:
-            asked = self._admin.describe_topics(
+            futures = self._admin.describe_topics(
                 TopicCollection([name]), include_authorized_operations=True, request_timeout=_CALL_S
             )
-            topic = self._answer(asked[name])
+            topic = self._wait_for(futures[name])
         except KafkaException as exception:
-            return self._failed(name, error_of(exception))
-        right = right_on(self._settings, name)
+            return self._finding_of(name, error_of(exception))
         granted = topic.authorized_operations
-        if granted and AclOperation[right.partition(" ")[0]] not in granted:
-            return Finding(name, needs(self._settings, right))
-        return Finding(name, what=f"{len(topic.partitions):,} partitions, id {topic.topic_id}")
+        rights = [required_right(self._settings, name)]
+        if name == self._settings.ledger:
+            rights.append(f"READ on the topic {name}")
+        for right in rights:
+            if granted and AclOperation[right.partition(" ")[0]] not in granted:
+                return Finding(name, missing_right(self._settings, right))
+        return Finding(name, detail=f"{len(topic.partitions):,} partitions, id {topic.topic_id}")
 
-    def _checked(self, key: str, name: str, found: Finding) -> Finding:
+    def _check_config(self, setting: str, finding: Finding) -> Finding:
+        name = finding.name
         resource = ConfigResource(ResourceType.TOPIC, name)
         try:
             (future,) = self._admin.describe_configs([resource], request_timeout=_CALL_S).values()
-            config = {each: entry.value for each, entry in self._answer(future).items()}
+            config = {key: entry.value for key, entry in self._wait_for(future).items()}
         except KafkaException as exception:
             error = error_of(exception)
             if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                return found._replace(what=f"{found.what}; its settings cannot be read: DESCRIBE_CONFIGS is missing")
-            return self._failed(name, error)
-        if config.get("cleanup.policy") != "compact":
+                missing = "its settings cannot be read: DESCRIBE_CONFIGS is not granted"
+                return finding._replace(detail=f"{finding.detail}; {missing}")
+            return self._finding_of(name, error)
+        if (policy := config.get("cleanup.policy")) != "compact":
             problem = (
-                f"cleanup.policy is {config.get('cleanup.policy')}, so that it would lose what is kept there; set it "
-                f"to compact, or name another topic in input.kafka.{key}"
+                f"cleanup.policy is {policy}, so stored data would be lost; set it to compact, or choose another topic "
+                f"in input.kafka.{setting}"
             )
             return Finding(name, problem)
-        least = self._max_record_bytes + LETTER_ROOM
-        if key == "dead_letter_topic" and int(config.get("max.message.bytes") or 0) < least:
+        min_bytes, max_bytes = self._max_record_bytes + LETTER_OVERHEAD_BYTES, config.get("max.message.bytes")
+        if setting == "dead_letter_topic" and int(max_bytes or 0) < min_bytes:
             problem = (
-                f"max.message.bytes is {config.get('max.message.bytes')}, too little for the longest record: raise it "
-                f"to {least}, or lower input.max_record_bytes, which is {self._max_record_bytes}"
+                f"max.message.bytes is {max_bytes}, too small for the longest record: raise it to {min_bytes}, or "
+                f"lower input.max_record_bytes, which is {self._max_record_bytes}"
             )
             return Finding(name, problem)
-        return found._replace(what=f"{found.what}, compacted")
+        return finding._replace(detail=f"{finding.detail}, compacted")
 
-    def _failed(self, name: str, error: KafkaError) -> Finding:
-        if error.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}:
-            written = name in {self._settings.letters, self._settings.ledger}
-            how = "make it: shipper check --online --create-topics" if written else "check input.kafka.topics"
-            return Finding(name, f"the topic does not exist; {how}")
-        why = refusal(self._settings, error, right_on(self._settings, name))
-        return Finding(name, why or f"cannot be looked at: {words(error)}", is_away=not why)
+    def _finding_of(self, name: str, error: KafkaError) -> Finding:
+        if error.code() in UNKNOWN_TOPIC:
+            is_written = name in {self._settings.letters, self._settings.ledger}
+            advice = "create it: shipper check --online --create-topics" if is_written else "check input.kafka.topics"
+            return Finding(name, f"the topic does not exist; {advice}")
+        why = describe_refusal(self._settings, error, required_right(self._settings, name))
+        return Finding(name, why or f"cannot be examined: {describe(error)}", is_unreachable=not why)
 
     def create(self) -> Iterator[Finding]:
-        """Make the topics that are written, unless they are there."""
-        least = self._max_record_bytes + LETTER_ROOM
+        """Create the topics that members write, unless they exist."""
+        min_bytes = self._max_record_bytes + LETTER_OVERHEAD_BYTES
         config = {"cleanup.policy": "compact", "max.compaction.lag.ms": str(_COMPACTION_LAG_MS)}
-        wanted = [
-            NewTopic(self._settings.letters, config=config | {"max.message.bytes": str(max(1_048_588, least))}),
+        topics = [
+            NewTopic(self._settings.letters, config=config | {"max.message.bytes": str(max(1_048_588, min_bytes))}),
             NewTopic(self._settings.ledger, config=config),
         ]
-        for name, future in self._admin.create_topics(wanted, request_timeout=_CALL_S).items():
+        for name, future in self._admin.create_topics(topics, request_timeout=_CALL_S).items():
             try:
-                self._answer(future)
+                self._wait_for(future)
+                yield Finding(name, detail="was created: compacted")
             except KafkaException as exception:
                 error = error_of(exception)
                 if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                    why = refusal(self._settings, error, f"CREATE on the topic {name}") or words(error)
-                    yield Finding(name, f"cannot be made: {why}")
-            else:
-                yield Finding(name, what="was made: compacted")
-
-    def _described_group(self) -> Any:
-        (future,) = self._admin.describe_consumer_groups(
-            [self._settings.group_id], include_authorized_operations=True, request_timeout=_CALL_S
-        ).values()
-        return self._answer(future)
+                    why = describe_refusal(self._settings, error, f"CREATE on the topic {name}") or describe(error)
+                    yield Finding(name, f"cannot be created: {why}")
 
     def rights(self) -> Iterator[Finding]:
-        """Look at the group, and make a transaction without anything in it."""
+        """Check the right to join the group, and commit an empty transaction."""
         settings = self._settings
         name, right = f"group {settings.group_id}", f"READ on the group {settings.group_id}"
         try:
-            group = patiently(self._described_group)
-            granted = group.authorized_operations
-            is_readable = not granted or AclOperation.READ in granted
-            what = f"may be joined; members: {len(group.members):,}"
-            yield Finding(name, what=what) if is_readable else Finding(name, needs(settings, right))
+            group = self._describe_group()
+            if group.authorized_operations and AclOperation.READ not in group.authorized_operations:
+                yield Finding(name, missing_right(settings, right))
+            else:
+                yield Finding(name, detail=f"can be joined; members: {len(group.members):,}")
         except KafkaException as exception:
-            yield self._failed(name, error_of(exception))
-        name = "transactions"
-        producer = Producer(
-            properties(settings) | producer_properties(f"{settings.group_id}-check", self._max_record_bytes)
-        )
+            yield self._finding_of(name, error_of(exception))
+        transactional = producer_properties(f"{settings.group_id}-check", self._max_record_bytes)
+        producer = Producer(client_properties(settings) | transactional)
         try:
             producer.init_transactions(2 * _CALL_S)
             producer.begin_transaction()
             producer.commit_transaction(_CALL_S)
-            yield Finding(name, what="an empty one was committed")
+            yield Finding("transactions", detail="an empty transaction was committed")
         except KafkaException as exception:
-            yield self._failed(name, error_of(exception))
+            yield self._finding_of("transactions", error_of(exception))
+
+    @retry_while_moving
+    def _describe_group(self) -> Any:
+        (future,) = self._admin.describe_consumer_groups(
+            [self._settings.group_id], include_authorized_operations=True, request_timeout=_CALL_S
+        ).values()
+        return self._wait_for(future)
+
+
+def unwritable_topics(admin: AdminClient, settings: KafkaSettings) -> list[str]:
+    """Return which of the topics of dead letters and the ledger the group may not write; both if this is unknown."""
+    topics = [settings.letters, settings.ledger]
+    described = admin.describe_topics(
+        TopicCollection(topics), include_authorized_operations=True, request_timeout=_CALL_S
+    )
+    unwritable = []
+    for topic, future in described.items():
+        try:
+            granted = future.result(_CALL_S).authorized_operations
+        except (KafkaException, TimeoutError):
+            granted = None
+        if not granted or AclOperation.WRITE not in granted:
+            unwritable.append(topic)
+    return unwritable or topics

@@ -1,160 +1,169 @@
-"""What the brokers keep of a group, in a state directory, where the commands for files find it."""
+"""Copies a group's state from the brokers into a state directory, for commands that read one."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import msgspec
-from confluent_kafka import OFFSET_BEGINNING, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaException, Producer
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import (
     PURGED,
     KafkaError,
-    flushed,
-    outside_consumer,
-    partitions_of,
+    client_properties,
+    flush,
     producer_properties,
-    properties,
-    understood,
+    translate_errors,
 )
-from shipper.kafka.documents import PART, Document, ledger_row, produce, refused_again, totals_row
-from shipper.kafka.stream import Headers
+from shipper.kafka.documents import (
+    PART,
+    TOTALS,
+    Document,
+    TotalsRow,
+    ledger_affiliate,
+    ledger_row,
+    produce,
+    read_table,
+    totals_row,
+    updated_letter,
+)
 from shipper.model.records import Checkpoint, LedgerKey, Rejection, Stream, Tally
-from shipper.state.affiliates import OTHER, are_identifiers
-from shipper.state.ledger import read_ledger
-from shipper.state.ledger_upkeep import unpacked
+from shipper.state.ledger import read_ledger, unpack
 from shipper.state.letters import EVERYTHING, DeadLetter, open_letters
 from shipper.state.store import Store
 
 _CALL_S: Final = 15.0
 
-Place = tuple[int, int]  # stream and offset
-_Look = tuple[dict[Place, DeadLetter], Counter[LedgerKey], Counter[LedgerKey]]
+LetterKey = tuple[int, int]  # stream and offset
+Streams = Callable[[str, str], Stream]
 
 
-class _Kept(NamedTuple):
-    """The newest version of a document."""
+class _Contents(NamedTuple):
+    """The contents of the directory."""
 
-    key: str
-    value: bytes
-    headers: Headers
+    letters: dict[LetterKey, DeadLetter]
+    accepted: Counter[LedgerKey]
+    duplicates: Counter[LedgerKey]
 
 
 class GroupView:
     """
-    Dead letters and ledger of a group as they are at this moment, what is not committed left out.
+    The committed dead letters and ledger of a group, as of now.
 
     Args:
-        directory: Where they are copied to; empty, of the caller alone.
+        directory: Where to copy them; an empty directory for the caller's exclusive use.
     Raises:
-        SourceError: By every method: the brokers do not do it.
+        SourceError: Every method: the brokers refuse or do not answer.
     """
 
     def __init__(self, settings: KafkaSettings, directory: Path) -> None:
         self._settings = settings
         self._directory = directory
-        both = settings.letters, settings.ledger
-        with self._understood("cannot be read", f"READ on the topics {' and '.join(both)}"):
-            letters, rows = (_documents(settings, topic) for topic in both)
-        self._letters: dict[Place, _Kept] = {}
+        self._subject = f"dead letters and ledger of group {settings.group_id}"
+        self._letters: dict[LetterKey, Document] = {}
+        self._replay: tuple[Producer, _Contents] | None = None
+        right = f"READ on the topics {settings.letters} and {settings.ledger}"
+        with translate_errors(settings, f"{self._subject} cannot be read", right):
+            letters, rows = read_table(settings, settings.letters), read_table(settings, settings.ledger)
         self._copy(letters, rows)
-        self._replay: tuple[Producer, _Look] | None = None
 
-    def _understood(self, what: str, right: str = "") -> AbstractContextManager[None]:
-        return understood(self._settings, f"dead letters and ledger of group {self._settings.group_id} {what}", right)
-
-    def _copy(self, letters: list[_Kept], rows: list[_Kept]) -> None:
+    def _copy(self, letters: Iterable[Document], rows: Iterable[Document]) -> None:
         streams: dict[str, Stream] = {}
 
-        def stream_of(partition: str, path: str) -> Stream:  # a topic that was made again has the path of the old one
+        def stream_of(partition: str, path: str) -> Stream:  # not by path, as a topic may be recreated under its name
             return streams.setdefault(partition, Stream(stream_id=len(streams) + 1, kind="kafka", path=path))
 
-        found = sorted(((*_taken_apart(kept), kept) for kept in letters), key=lambda each: each[0])
+        parsed = sorted(((*_parse_letter(letter), letter) for letter in letters), key=itemgetter(0))
         with closing(Store(self._directory)) as store:
-            for first_at, group in groupby(found, key=lambda each: each[0]):
-                refused: dict[int, tuple[Stream, list[Rejection]]] = {}
-                for _, path, rejection, kept in group:
-                    stream = stream_of(kept.key.rpartition("/")[0], path)
-                    refused.setdefault(stream.stream_id, (stream, []))[1].append(rejection)
-                    self._letters[stream.stream_id, rejection.start_offset] = kept
-                store.save([_passed(stream, rejections=each) for stream, each in refused.values()], first_at)
-            store.save(_counted(rows, stream_of), 0.0)
+            for first_at, group in groupby(parsed, key=itemgetter(0)):
+                rejections: dict[str, tuple[Stream, list[Rejection]]] = {}
+                for _, path, rejection, letter in group:
+                    partition = letter.key.rpartition("/")[0]
+                    stream = stream_of(partition, path)
+                    rejections.setdefault(partition, (stream, []))[1].append(rejection)
+                    self._letters[stream.stream_id, rejection.start_offset] = letter
+                store.save(
+                    [_checkpoint(stream, rejections=rejected) for stream, rejected in rejections.values()], first_at
+                )
+            store.save(_count_checkpoints(rows, stream_of), 0.0)
 
-    def _look(self) -> _Look:
-        """Look at what is in the directory: the letters, and what was accepted and repeated."""
-        letters = open_letters(self._directory)
-        assert letters is not None
-        with closing(letters):
+    def _contents(self) -> _Contents:
+        with closing(open_letters(self._directory)) as letters:
             newest = letters.newest(EVERYTHING, len(self._letters) or 1)
-        accepted: Counter[LedgerKey] = Counter()
-        repeated: Counter[LedgerKey] = Counter()
+        contents = _Contents(
+            {(letter.stream_id, letter.start_offset): letter for letter in newest}, Counter(), Counter()
+        )
         for row in read_ledger(self._directory):
-            affiliate = row.affiliate_id if are_identifiers([row.affiliate_id]) else OTHER
-            key = row.hour, row.brand_id, affiliate, row.media
-            accepted[key] += row.accepted
-            repeated[key] += row.duplicates
-        return {(each.stream_id, each.start_offset): each for each in newest}, accepted, repeated
+            key = row.hour, row.brand_id, ledger_affiliate(row.affiliate_id), row.media
+            contents.accepted[key] += row.accepted
+            contents.duplicates[key] += row.duplicates
+        return contents
 
     def delete(self, letters: Iterable[DeadLetter]) -> None:
-        """Delete dead letters; their bytes go when the brokers compact the topic."""
-        deleted = [Document(self._letters[each.stream_id, each.start_offset].key, None) for each in letters]
-        with self._understood("cannot be written"):
-            _write(Producer(properties(self._settings)), {self._settings.letters: deleted})
+        """Delete dead letters; their bytes remain until the brokers compact the topic."""
+        deleted = [Document(self._letters[letter.stream_id, letter.start_offset].key, None) for letter in letters]
+        with translate_errors(self._settings, f"{self._subject} cannot be written"):
+            _write(Producer(client_properties(self._settings)), {self._settings.letters: deleted})
 
     def begin_replay(self, max_record_bytes: int) -> None:
         """
-        Become the one that replays dead letters of the group; one that has begun before cannot write back any more.
+        Become the process that replays dead letters of the group; an earlier one can no longer write.
 
         Args:
-            max_record_bytes: Of the longest letter.
+            max_record_bytes: Size of the longest letter.
         """
-        name = f"{self._settings.group_id}-replay"
-        with self._understood("cannot be written"):
-            producer = Producer(properties(self._settings) | producer_properties(name, max_record_bytes))
+        transactional = producer_properties(f"{self._settings.group_id}-replay", max_record_bytes)
+        with translate_errors(self._settings, f"{self._subject} cannot be written"):
+            producer = Producer(client_properties(self._settings) | transactional)
             producer.init_transactions(_CALL_S)
-        self._replay = producer, self._look()
+        self._replay = producer, self._contents()
 
     def write_back(self, session: str) -> None:
         """
-        Write to the brokers, in one transaction, what a replay has changed in the directory.
+        Write the changes of a replay from the directory to the brokers, in one transaction.
 
         Args:
-            session: Under which it is counted in the ledger.
+            session: The session of these counts in the ledger.
         Raises:
-            StateInUseError: Another replay has begun.
+            StateInUseError: Another replay has started.
         """
         assert self._replay is not None
-        producer, (before, accepted, repeated) = self._replay
-        after, accepted_now, repeated_now = self._look()
-        gone = [place for place in before if place not in after]
-        again = [place for place in after if after[place] != before[place]]
-        if not gone and not again:
+        (producer, old), new, settings = self._replay, self._contents(), self._settings
+        deleted = [key for key in old.letters if key not in new.letters]
+        updated = [key for key, letter in new.letters.items() if letter != old.letters[key]]
+        if not deleted and not updated:
             return
-        first = (gone or again)[0]
+        first = (deleted or updated)[0]
         prefix = f"{self._letters[first].key.rpartition('/')[0]}/{session}"
-        topic = before[first].path.rpartition("/")[0]
-        accepted_now.subtract(accepted)
-        repeated_now.subtract(repeated)
+        topic = old.letters[first].path.rpartition("/")[0]
+        new.accepted.subtract(old.accepted)
+        new.duplicates.subtract(old.duplicates)
         rows = [
-            ledger_row(prefix, key, (accepted_now[key], repeated_now[key]))
-            for key in accepted_now | repeated_now
-            if accepted_now[key] or repeated_now[key]
+            ledger_row(prefix, key, (new.accepted[key], new.duplicates[key]))
+            for key in new.accepted | new.duplicates
+            if new.accepted[key] or new.duplicates[key]
         ]
-        duplicates = repeated_now.total()
-        totals = {"accepted": len(gone) - duplicates, "dead_lettered": -len(gone), "duplicates": duplicates}
-        rows.append(totals_row(prefix, {"read": 0, **totals, "unreachable": 0}, topic=topic))
-        letters = [Document(self._letters[place].key, None) for place in gone]
-        letters += [refused_again(after[place], *self._letters[place]) for place in again]
-        with self._understood("cannot be written; what was accepted is sent again by the next replay"):
+        duplicates = new.duplicates.total()
+        totals = {
+            "read": 0,
+            "accepted": len(deleted) - duplicates,
+            "dead_lettered": -len(deleted),
+            "duplicates": duplicates,
+        }
+        rows.append(totals_row(prefix, totals | {"unreachable": 0}, topic=topic, group=settings.group_id))
+        letters = [Document(self._letters[key].key, None) for key in deleted]
+        letters += [updated_letter(new.letters[key], self._letters[key]) for key in updated]
+        failure = f"{self._subject} cannot be written; accepted records are sent again by the next replay"
+        with translate_errors(settings, failure):
             producer.begin_transaction()
-            _write(producer, {self._settings.letters: letters, self._settings.ledger: rows})
+            _write(producer, {settings.letters: letters, settings.ledger: rows})
             producer.commit_transaction(_CALL_S)
 
 
@@ -165,111 +174,75 @@ def _write(producer: Producer, documents: Mapping[str, Iterable[Document]]) -> N
         if error is not None and error.code() not in PURGED:
             failed.append(error)
 
-    for topic, each in documents.items():
-        produce(producer, topic, each, note)
-    if not flushed(producer, _CALL_S) and not failed:
+    for topic, batch in documents.items():
+        produce(producer, topic, batch, note)
+    if not flush(producer, _CALL_S) and not failed:
         raise TimeoutError(f"no answer within {_CALL_S:g} s")
     if failed:
         raise KafkaException(failed[0])
 
 
-def _documents(settings: KafkaSettings, topic: str) -> list[_Kept]:
-    """Read a compacted topic to its end: the newest version of each document."""
-    _, places = partitions_of(AdminClient(properties(settings)), [topic], _CALL_S)
-    how = {
-        "enable.partition.eof": True,
-        "isolation.level": "read_committed",
-        "auto.offset.reset": "error",
-        "fetch.wait.max.ms": 10,  # at the end of a partition no more is waited for
+def _parse_letter(letter: Document) -> tuple[float, str, Rejection]:
+    """Return the time of a dead letter's first rejection, the path of its partition, and the rejected record."""
+    fields = {
+        name.removeprefix("shipper."): (value or b"").decode()
+        for name, value in letter.headers
+        if name.startswith("shipper.") and name != "shipper.key"
     }
-    found: dict[str, _Kept] = {}
-    with closing(outside_consumer(settings, **how)) as consumer:
-        consumer.list_topics(topic, _CALL_S)  # or it looks for the partitions' nodes only half a second later
-        consumer.assign([TopicPartition(each.topic, each.partition, OFFSET_BEGINNING) for each in places])
-        left = len(places)
-        while left:
-            message = consumer.poll(_CALL_S)
-            if message is None:
-                raise TimeoutError(f"no answer within {_CALL_S:g} s")
-            error = message.error()
-            if error is None:
-                key, value = (message.key() or b"").decode(errors="replace"), message.value()
-                found.pop(key, None)
-                if value is not None:
-                    found[key] = _Kept(key, value, cast("Headers", message.headers() or ()))
-            elif error.code() == KafkaError._PARTITION_EOF:
-                left -= 1
-            else:
-                raise KafkaException(error)
-    return list(found.values())
-
-
-def _taken_apart(kept: _Kept) -> tuple[float, str, Rejection]:
-    """Take a dead letter apart: when it was refused first, of which partition, and what it is."""
-    about = {name.removeprefix("shipper."): (value or b"").decode() for name, value in kept.headers if _is_ours(name)}
-    offset = int(about["offset"])
+    offset = int(fields["offset"])
     rejection = Rejection(
         start_offset=offset,
         end_offset=offset + 1,
-        rule=about["rule"],
-        message=about["message"],
-        raw=b"" if "tombstone" in about else kept.value,
-        event_id=about.get("event_id", ""),
-        consumer_id=about.get("consumer_id", ""),
-        status=int(about["status"]),
-        delivery=about["delivery"],  # type: ignore[arg-type]  # as it was written
-        attempts=int(about["attempts"]),
+        rule=fields["rule"],
+        message=fields["message"],
+        raw=b"" if "tombstone" in fields else letter.value or b"",
+        event_id=fields.get("event_id", ""),
+        consumer_id=fields.get("consumer_id", ""),
+        status=int(fields["status"]),
+        delivery=fields["delivery"],  # type: ignore[arg-type]  # as written
+        attempts=int(fields["attempts"]),
     )
-    return float(about["first_at"]), f"{about['topic']}/{about['partition']}", rejection
+    return float(fields["first_at"]), f"{fields['topic']}/{fields['partition']}", rejection
 
 
-def _is_ours(name: str) -> bool:
-    return name.startswith("shipper.") and name != "shipper.key"
-
-
-def _counted(rows: Iterable[_Kept], stream_of: Callable[[str, str], Stream]) -> list[Checkpoint]:
-    """Make a checkpoint of each partition, with what was counted of it in all sessions."""
+def _count_checkpoints(rows: Iterable[Document], stream_of: Streams) -> list[Checkpoint]:
+    """Return a checkpoint for each partition with the counts of all its sessions."""
     paths: dict[str, str] = {}
     totals: dict[str, Counter[str]] = defaultdict(Counter)
     accepted: dict[str, list[Tally]] = defaultdict(list)
     repeated: dict[str, list[Tally]] = defaultdict(list)
-    for each in rows:
-        place, _, last = each.key.rsplit("/", 2)  # TOPIC-ID/PARTITION
-        if last == "totals":
-            row: dict[str, Any] = msgspec.json.decode(each.value)
-            paths[place] = f"{row['topic']}/{place.rpartition('/')[2]}"
-            totals[place].update({name: row[name] for name in ("accepted", "duplicates")})
+    for row in rows:
+        partition, _, last = row.key.rsplit("/", 2)  # from the right: a topic's id may contain a slash
+        value = row.value or b""
+        if last == TOTALS:
+            session = msgspec.json.decode(value, type=TotalsRow)
+            paths[partition] = f"{session.topic}/{partition.rpartition('/')[2]}"
+            totals[partition].update(accepted=session.accepted, duplicates=session.duplicates)
             continue
         if last.startswith(PART):
-            *fields, counts, repeats = unpacked(each.value)
+            *fields, counts, repeats = unpack(value)
         else:
-            place, _, hour, brand, affiliate, media = each.key.rsplit("/", 5)
-            row = msgspec.json.decode(each.value)
-            *fields, counts, repeats = [
-                [hour],
-                [int(brand)],
-                [affiliate],
-                [media],
-                [row["accepted"]],
-                [row["duplicates"]],
-            ]
+            partition, _, hour, brand, affiliate, media = row.key.rsplit("/", 5)
+            row_counts = msgspec.json.decode(value)
+            fields = [[hour], [int(brand)], [affiliate], [media]]
+            counts, repeats = [row_counts["accepted"]], [row_counts["duplicates"]]
         keys = list(zip(*fields, strict=True))
-        accepted[place].append(dict(zip(keys, counts, strict=True)))
-        repeated[place].append(dict(zip(keys, repeats, strict=True)))
+        accepted[partition].append(dict(zip(keys, counts, strict=True)))
+        repeated[partition].append(dict(zip(keys, repeats, strict=True)))
     return [
-        _passed(
-            stream_of(place, paths[place]),
-            each["accepted"],
-            each["duplicates"],
-            ledger=accepted[place],
-            repeated=repeated[place],
+        _checkpoint(
+            stream_of(partition, paths[partition]),
+            sums["accepted"],
+            sums["duplicates"],
+            ledger=accepted[partition],
+            repeated=repeated[partition],
         )
-        for place, each in totals.items()
+        for partition, sums in totals.items()
     ]
 
 
-def _passed(
-    stream: Stream, accepted: int = 0, duplicates: int = 0, rejections: Sequence[Rejection] = (), **what: Any
+def _checkpoint(
+    stream: Stream, accepted: int = 0, duplicates: int = 0, rejections: Sequence[Rejection] = (), **ledger: Any
 ) -> Checkpoint:
     return Checkpoint(
         stream=stream,
@@ -279,5 +252,5 @@ def _passed(
         accepted=accepted,
         duplicates=duplicates,
         rejections=[*rejections],
-        **what,
+        **ledger,
     )

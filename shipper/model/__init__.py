@@ -1,1 +1,1 @@
-"""The values that flow: records, the service's documents, the framing of an input, and errors."""
+"""Plain values: records, the service's documents, the framing of inputs, and errors."""

@@ -1,13 +1,13 @@
 """
-The errors that a caller can see, and the exit code that each one ends the command with.
+The public errors, and the exit code of each.
 
-    ShipperError                 1   a defect, if nothing below fits
+    ShipperError                 1   a bug, unless it is one of the following
     ├── ConfigError              2   names the source (file, environment, flag) and the key
-    ├── SourceError              2   an input that was named cannot be read
-    ├── StateError               1   the state store cannot be trusted or written; stops loudly
-    │   ├── StateUnwritableError 1   for now; a run that has begun tries again
+    ├── SourceError              2   a configured input cannot be read
+    ├── StateError               1   the state store is damaged or cannot be written
+    │   ├── StateUnwritableError 1   temporarily; a run in progress retries
     │   └── StateInUseError      5   another process holds the state directory
-    ├── DeliveryGaveUpError      4   waiting was of no use; the records are pending behind the checkpoint
+    ├── DeliveryGaveUpError      4   gave up waiting; the remaining records are pending after the checkpoint
     └── ReportError              1   the report could not be fetched or read
 """
 
@@ -15,19 +15,19 @@ from __future__ import annotations
 
 
 class ShipperError(Exception):
-    """Base of all errors that are meant for a person to read."""
+    """Base of all errors whose messages are meant for users."""
 
     exit_code = 1
 
 
 class ConfigError(ShipperError):
     """
-    A setting is missing, unknown, of the wrong type, or at odds with another one.
+    A setting is missing, unknown, of the wrong type, or in conflict with another one.
 
     Args:
-        message: What is wrong and what to do, without the name of the key.
-        key: The setting's dotted name, such as `batch.max_events`; empty if the error is about the whole.
-        source: Where the value was written: a file's path, an environment variable, a flag.
+        message: What is wrong and what to do, without the key.
+        key: The dotted key of the setting, such as `batch.max_events`; empty = the error is not about one key.
+        source: The source of the value: the path of a file, an environment variable, a flag.
     """
 
     exit_code = 2
@@ -40,21 +40,21 @@ class ConfigError(ShipperError):
 
 
 class SourceError(ShipperError):
-    """An input that was named cannot be read."""
+    """A configured input cannot be read."""
 
     exit_code = 2
 
 
 class StateError(ShipperError):
-    """The state store is damaged, foreign, newer than this program, or cannot be written."""
+    """The state store is damaged, not shipper's, newer than this program, or cannot be written."""
 
 
 class StateUnwritableError(StateError):
     """
-    The state store cannot be written for now, such as on a full disk; it is tried again.
+    The state store cannot be written temporarily, such as on a full disk; the write is retried.
 
     Args:
-        reason: The pause that this is, a key of `pauses.ADVICE`.
+        reason: The reason of the resulting pause, a key of `pauses.ADVICE`.
     """
 
     def __init__(self, message: str, *, reason: str = "state_unwritable") -> None:
@@ -70,38 +70,38 @@ class StateInUseError(StateError):
 
 class DeliveryGaveUpError(ShipperError):
     """
-    A one-shot run ended with records pending, as waiting longer was of no use.
+    A one-shot run gave up waiting and ended with records pending.
 
     Attributes:
-        way_out: What to do about it, in a sentence.
-        reason: The pause that this was, a key of `pauses.ADVICE`; empty = there is no advice to add.
+        remedy: What to do about it, a sentence.
+        reason: The reason of the pause, a key of `pauses.ADVICE`; empty = no further advice.
     """
 
     exit_code = 4
 
-    def __init__(self, message: str, way_out: str = "", *, reason: str = "") -> None:
+    def __init__(self, message: str, remedy: str = "", *, reason: str = "") -> None:
         super().__init__(message)
-        self.way_out = way_out or (
-            "What was not delivered stays pending; run the same command again, or let it wait longer "
+        self.remedy = remedy or (
+            "Undelivered records stay pending; run the same command again, or let it wait longer "
             "(delivery.give_up_after_seconds)"
         )
         self.reason = reason
 
 
 class HeldBackError(DeliveryGaveUpError):
-    """A one-shot run ended in good order because what comes next in the input must not be settled as it is."""
+    """A one-shot run ended early because the next records of the input must not be settled unchanged."""
 
 
 class ReportError(ShipperError):
-    """The affiliate daily report could not be fetched or is not the document that was asked for."""
+    """The affiliate daily report could not be fetched, or is not the requested document."""
 
 
 class NoServiceError(ReportError):
-    """The service lets nobody in, or is away: no other report could be had just now."""
+    """The service refuses the credentials or is unavailable, so no further report can be fetched."""
 
 
 def first_of(error: BaseException) -> BaseException:
-    """Take the first error out of groups of errors."""
+    """Return the first error in nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""A member of a Kafka consumer group at one moment, for logs, metrics and the status page."""
+"""The state of a Kafka group member, for logs, metrics and the status page."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from msgspec import Struct
 
 class PartitionState(Struct, frozen=True, kw_only=True):
     """
-    How far a partition is settled.
+    The progress of a partition.
 
     Attributes:
-        offset: The first one that is not settled; None = nothing was read yet.
-        end: The end of the partition at the last look; None = not known yet.
-        lag_records: Offsets in between; 0 once everything up to the end is settled.
-        lag_seconds: Age of the oldest message that was read and is not settled.
-        delivered_until: Everything that was in it at this moment is settled; None = not known.
-        state: `stopped` = it is not read until somebody decides, see `message`.
-        message: Why it is stopped, for a person.
+        offset: The first unsettled offset; None = nothing was read yet.
+        end: The end of the partition when last queried; None = unknown yet.
+        lag_records: Number of offsets in between; 0 once everything up to the end is settled.
+        lag_seconds: Age of the oldest message that was read but not settled.
+        delivered_until: All messages as of this time are settled; None = unknown.
+        state: `stopped` = not read until an operator decides, see `message`.
+        message: Why it is stopped, for people.
     """
 
     topic: str
@@ -33,7 +33,7 @@ class PartitionState(Struct, frozen=True, kw_only=True):
 
 
 class Obstacle(Struct, frozen=True):
-    """Why a member does not read: a key of `pauses.ADVICE`, what happened, and since when (seconds since the epoch)."""
+    """An obstacle to reading: a key of `pauses.ADVICE`, a message, and since when (seconds since the epoch)."""
 
     reason: str
     message: str
@@ -42,18 +42,18 @@ class Obstacle(Struct, frozen=True):
 
 class GroupState(Struct, frozen=True, kw_only=True):
     """
-    A member. Counts are of this process, from its start.
+    A group member. Counts are of this process, since its start.
 
     Attributes:
-        partitions: Those that it owns, the one with most lag first.
-        rebalances: Partitions that were `assigned`, `revoked` and `lost`.
-        handed_over: Records that were read here and left, unsettled, to the next owner of their partition.
-        tombstones_skipped: Messages without a value that were skipped, see `input.kafka.tombstones`.
-        transactions: `committed`, `aborted`, and `in_doubt`: how often the brokers left it open what became of one.
-        transaction_seconds: Sum over all that were committed.
-        broker_errors: By the name of the error.
-        last_rebalance, last_rebalance_at: In words, and seconds since the epoch; empty and None before the first one.
-        obstacles: Why it does not read, or not all.
+        partitions: Owned partitions, in descending order of lag.
+        rebalances: Number of partitions `assigned`, `revoked` and `lost`.
+        handed_over: Records read here but left unsettled to the next owner of their partition.
+        tombstones_skipped: Skipped messages without a value, see `input.kafka.tombstones`.
+        transactions: Number of transactions `committed`, `aborted` and `in_doubt` (outcome unknown).
+        transaction_seconds: Total duration of committed transactions.
+        broker_errors: Counts by name of the error.
+        last_rebalance, last_rebalance_at: A description, and seconds since the epoch; empty and None before the first.
+        obstacles: Reasons why nothing, or not everything, is read.
     """
 
     group: str
@@ -71,8 +71,8 @@ class GroupState(Struct, frozen=True, kw_only=True):
 
     @property
     def lag_records(self) -> int:
-        return sum(each.lag_records for each in self.partitions)
+        return sum(partition.lag_records for partition in self.partitions)
 
     @property
     def lag_seconds(self) -> float:
-        return max((each.lag_seconds for each in self.partitions), default=0.0)
+        return max((partition.lag_seconds for partition in self.partitions), default=0.0)

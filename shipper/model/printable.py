@@ -1,8 +1,8 @@
 """
-Makes text from outside printable: the only place that decides which characters reach a terminal or a page. No I/O.
+Makes external text printable. The only module that decides which characters reach a terminal or a page.
 
-A text of a record, an answer, a report or a file's name may hold escapes that a terminal obeys, marks that turn text
-around, line ends that make up lines of their own, and halves of surrogate pairs, which cannot be encoded.
+Records, answers, reports and file names may contain terminal escapes, marks that change the text direction, line breaks
+that forge lines, and halves of surrogate pairs, which cannot be encoded.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from __future__ import annotations
 import json
 from typing import Final
 
-_JOINERS: Final = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"  # some scripts and pictures need them
-_BYTES: Final = range(0xDC80, 0xDD00)  # what Python makes of bytes that are not UTF-8
+_JOINERS: Final = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"  # needed by some scripts and emoji
+_BYTES: Final = range(0xDC80, 0xDD00)  # Python's surrogate escapes for bytes that are not UTF-8
 
 
 def printable(text: str, *, keep: str = "") -> str:
     """
-    Write out whatever is no visible character, as Python would; a newline and blanks of other widths become a blank.
+    Escape invisible characters as Python does; newlines and other spaces become a space.
 
     Args:
-        keep: Characters to leave as they are, such as newlines in a text of several lines.
+        keep: Characters to keep, such as newlines in a text of several lines.
     """
     if text.isprintable():
         return text
-    return "".join(_written_out(each, keep) for each in text)
+    return "".join(_escape(character, keep) for character in text)
 
 
-def _written_out(character: str, keep: str) -> str:
+def _escape(character: str, keep: str) -> str:
     if character.isprintable() or character in _JOINERS or character in keep:
         return character
     if character == "\n" or (character.isspace() and character not in "\t\r\v\f\x1c\x1d\x1e\x1f\x85\u2028\u2029"):
@@ -37,7 +37,10 @@ def _written_out(character: str, keep: str) -> str:
 
 
 def printable_json(document: str) -> str:
-    """Escape what is no visible character within JSON, which stays the same document."""
+    """Escape invisible characters in JSON without changing its meaning."""
     if document.isprintable():
         return document
-    return "".join(each if each.isprintable() or each in "\r\n\t" else json.dumps(each)[1:-1] for each in document)
+    return "".join(
+        character if character.isprintable() or character in "\r\n\t" else json.dumps(character)[1:-1]
+        for character in document
+    )

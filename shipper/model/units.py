@@ -1,4 +1,4 @@
-"""Formats moments, sizes and counts for people."""
+"""Formats times, sizes, durations and counts for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _UNITS_S: Final = ((86_400, "days"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def iso(seconds: float) -> str:
-    """Write a moment, which is given in seconds since the epoch."""
+    """Format a time in seconds since the epoch."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (OverflowError, ValueError, OSError):
@@ -18,13 +18,13 @@ def iso(seconds: float) -> str:
 
 
 def moment(seconds: float, now: float) -> str:
-    """Write a moment as briefly as can be: without the day if that is today."""
+    """Format a time, without the date if it is today."""
     day, _, time = iso(seconds).partition("T")
     return time if time and day == iso(now).partition("T")[0] else iso(seconds)
 
 
 def size(count: float) -> str:
-    """Write a number of bytes: three figures, and the unit that keeps them below a thousand."""
+    """Format a number of bytes with three digits and a unit."""
     power = 0
     while abs(count) >= 999.5 and power < len(_BYTES) - 1:
         count, power = count / 1000, power + 1
@@ -32,11 +32,11 @@ def size(count: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Write a length of time in one unit, of which there are at least two."""
-    size_s, unit = next((each for each in _UNITS_S if seconds >= 2 * each[0]), _UNITS_S[-1])
+    """Format a duration in the largest unit of which it contains at least two."""
+    size_s, unit = next((unit for unit in _UNITS_S if seconds >= 2 * unit[0]), _UNITS_S[-1])
     return f"{max(0.0, seconds) // size_s:,.0f} {unit}"
 
 
 def several(count: int, noun: str, plural: str = "") -> str:
-    """Count things in words: `1 batch`, `2,000 batches are`; without a plural of its own, an `s` makes it."""
+    """Format a count with its noun: `1 batch`, `2,000 batches are`; the default plural appends an `s`."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"

@@ -1,5 +1,15 @@
-"""The version of this package."""
+"""The version of this package, and how to install what it needs for an extra."""
 
+import shlex
+import sys
+from pathlib import Path
 from typing import Final
 
 __version__: Final = "0.1.0"
+
+
+def install_command(package: str) -> str:
+    """Return the command that adds a package to this installation."""
+    if "pipx" in Path(sys.prefix).parts:
+        return f"pipx inject acquisition-shipper {package}"
+    return f"{shlex.quote(sys.executable)} -m pip install {package}"

@@ -1,8 +1,8 @@
 """
-The service's documents, field by field, in the wire form.
+The service's documents in the wire form.
 
-The types carry every rule that can be checked while decoding; what needs more than one look at a value
-(the IP, BTag, EventId and Timestamp forms) is checked column by column in `codec.rules`.
+The types express every rule that can be checked while decoding; the formats of IP, BTag, EventId and Timestamp are
+checked column by column in `codec.rules`.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 else:
 
     class _OneOf:
-        """A `Literal` whose thousands of values `typing` does not look through at each turn: a tenth of the start."""
+        """A `Literal` without the checks of `typing`, which take a tenth of the start-up for thousands of values."""
 
         __origin__ = Literal
 
         def __init__(self, values: tuple[str, ...]) -> None:
             self.__args__ = values
 
-    # Closed sets: msgspec looks a value up in a hash table and hands out one shared string, which is faster
-    # than making a new string and testing it. All letter pairs and triples, as the service documents no list.
+    # Literals: msgspec looks a value up in a hash table and returns a shared string, which is faster than creating and
+    # testing a new one. They contain all letter pairs and triples, as the service documents no list.
     _PAIRS = tuple(map("".join, product(ascii_uppercase, repeat=2)))
     Letters2 = _OneOf(_PAIRS)
     Letters2OrEmpty = _OneOf(("", *_PAIRS))
     Letters3 = _OneOf(tuple(map("".join, product(ascii_uppercase, repeat=3))))
 
-# A figure has up to 30 digits before the point and 30 behind it; the default context would round the sum of two.
+# A figure has up to 30 digits before and 30 after the point; the default context would round sums.
 _EXACT: Final = Context(prec=64)
 
 Identifier = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -55,7 +55,7 @@ NonEmpty = Annotated[str, Meta(min_length=1)]
 
 
 class ActivityEvent(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """One player-acquisition event; 13 fields, in the document's order, always all present."""
+    """A player-acquisition event: 13 mandatory fields, in the order of the document."""
 
     EventId: Annotated[str, Meta(min_length=EVENT_ID_LENGTH, max_length=EVENT_ID_LENGTH)]
     IP: str
@@ -73,7 +73,7 @@ class ActivityEvent(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class ActivityBatch(Struct, frozen=True):
-    """The body of one intake request."""
+    """The body of an intake request."""
 
     EventType: str
     events: list[ActivityEvent]
@@ -81,9 +81,9 @@ class ActivityBatch(Struct, frozen=True):
 
 class AmountPair(Struct, frozen=True, omit_defaults=True):
     """
-    A figure and its adjustment; what their signs mean is not documented, so they stay apart.
+    A figure and its adjustment; kept separate, as the meaning of their signs is not documented.
 
-    Here and below, what may be missing in a report is None: a figure, a name. Written again it stays missing.
+    Here and below, None is a figure or name that is missing in the report; encoding omits it again.
     """
 
     result: Decimal | None = None
@@ -91,12 +91,12 @@ class AmountPair(Struct, frozen=True, omit_defaults=True):
 
     @property
     def total(self) -> Decimal | None:
-        """`result + adjustment`, exact; a convenience for display, not a statement of the service."""
+        """`result + adjustment`, exact; for display only, as the service does not state it."""
         return None if self.result is None or self.adjustment is None else _EXACT.add(self.result, self.adjustment)
 
 
 class Conversions(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Clicks and what became of them."""
+    """Clicks and their conversions."""
 
     clicks: Decimal | None = None
     qualified_conversions: AmountPair | None = None
@@ -104,21 +104,21 @@ class Conversions(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class DepositFigures(Struct, frozen=True, omit_defaults=True):
-    """Distinct customers and the money they deposited."""
+    """Distinct customers and their total deposits."""
 
     customers: AmountPair | None = None
     amount: AmountPair | None = None
 
 
 class Deposits(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Deposits of customers that deposited for the first time, and of the others."""
+    """Deposits of first-time and of returning depositors."""
 
     new_depositing_customers: DepositFigures | None = None
     returning_depositing_customers: DepositFigures | None = None
 
 
 class MarketingSource(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The figures of one marketing source under one brand."""
+    """The figures of a marketing source of a brand."""
 
     id: ReportedId
     name: str | None = None
@@ -135,7 +135,7 @@ class MarketingSource(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Brand(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """One brand and its marketing sources."""
+    """A brand and its marketing sources."""
 
     id: ReportedId
     name: str | None = None
@@ -143,7 +143,7 @@ class Brand(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=Tru
 
 
 class ReportSource(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Whose report it is. The service misspells the account id's field; the attribute is spelled right."""
+    """The account of a report. The service misspells the field of the account id; the attribute does not."""
 
     affiliate_account_id: ReportedId = msgspec.field(name="affilaiteAccountId")
     affiliate_account_name: str | None = None
@@ -151,7 +151,7 @@ class ReportSource(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class ReportingPeriod(Struct, frozen=True):
-    """Both ends as the service writes them: `YYYY-MM-DDThh:mm:ss`, no zone, hence not silently UTC."""
+    """Start and end as the service writes them: `YYYY-MM-DDThh:mm:ss`, without a zone, so not assumed to be UTC."""
 
     start: str
     end: str
@@ -161,8 +161,8 @@ class DailyReport(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     """
     The affiliate daily report.
 
-    Money is `Decimal` with the scale that the service wrote. Times are kept as written: `reporting_time` has
-    seven fractional digits, more than `datetime` holds.
+    Money is `Decimal` with the scale of the service. Times are strings: `reporting_time` has seven fractional digits,
+    more than `datetime` supports.
     """
 
     id: str
@@ -181,9 +181,9 @@ _REPORT_ENCODER: Final = msgspec.json.Encoder(decimal_format="number")
 
 def encode_report(report: DailyReport) -> bytes:
     """
-    Write a report as JSON with numbers where the service has numbers.
+    Encode a report as JSON with the same number types as the service.
 
     Returns:
-        UTF-8 JSON; every `Decimal` keeps its scale (`1234.5000`), and what is None is left out.
+        UTF-8 JSON; every `Decimal` keeps its scale (`1234.5000`), and None is omitted.
     """
     return _REPORT_ENCODER.encode(report)

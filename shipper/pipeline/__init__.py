@@ -1,22 +1,19 @@
 """
-The pipeline: wires the stages, stops them, and reports what became of the records.
+The pipeline: connects, stops and observes the stages.
 
     pipeline    the flow from the source to the service, and how a stop escalates
-    stages      the stages between the source and the settlement
-    packer      from chunks to batches
-    brake       detects an input that is refused almost entirely, or a clock that is behind; `hold` pauses the input
+    packer      chunks to batches; holds input back while nearly all of it is invalid or the clock is wrong
     batching    when a batch closes
-    settlement  the last stage: notes what is settled, and saves it; decides whether more may be read
-    acks        how far each input is settled without a gap
-    observer    a snapshot every second, a line in the log every half minute
-    replaying   dead letters that are sent beside the input
-    control     does what other commands ask it for while it runs
-    reload      which settings can change while it runs
-    summary     what a run did
+    senders     the senders and their shared state
+    settlement  the last stage: tracks the settled prefix of each input, saves it, and limits what is in memory
+    observer    a snapshot every second, a log line every 30 s
+    replaying   dead letters sent beside the input
+    control     requests of other commands
+    reload      settings that can change during a run
 """
 
+from shipper.model.records import Summary
 from shipper.pipeline.pipeline import Pipeline, Signals, Source
-from shipper.pipeline.reload import Reloading
-from shipper.pipeline.summary import Outcome, Summary
+from shipper.pipeline.reload import ReloadHooks
 
-__all__ = ["Outcome", "Pipeline", "Reloading", "Signals", "Source", "Summary"]
+__all__ = ["Pipeline", "ReloadHooks", "Signals", "Source", "Summary"]

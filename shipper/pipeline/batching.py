@@ -1,8 +1,8 @@
 """
-When a batch closes and what goes into it: pure policy, no I/O, no clock.
+The contents of a batch and when it closes; no I/O, no clock.
 
-A batch holds each EventId once and, by default, each ConsumerID once. A second one waits for a later batch, without
-delaying the others. A record that repeats the EventId of a request in flight waits for its answer.
+A batch contains an EventId once and, by default, a ConsumerID once. Repeated ones are deferred to a later batch without
+delaying other events. An event with the EventId of a request in flight waits for its answer.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from typing import Final, NamedTuple
 from shipper.model.records import Batch, EncodedChunk, Span, event_id_of
 from shipper.model.wire import BODY_HEAD, BODY_TAIL
 
-# A chunk is kept in memory as long as one of its events waits: this many batches bound how many there are.
+# Bounds the chunks in memory: a chunk is kept while one of its events is deferred.
 _DEFERRED_BATCHES_MAX: Final = 64
 _ENVELOPE_BYTES: Final = len(BODY_HEAD) + len(BODY_TAIL)
 
 
 class Deferred(NamedTuple):
-    """An event that has to wait."""
-
     line: bytes
     event_id: str
     consumer_id: int
@@ -33,13 +31,13 @@ class Deferred(NamedTuple):
 
 class Batcher:
     """
-    Collects events until one of the three limits closes the batch.
+    Collects events until one of three limits closes the batch.
 
     Args:
-        max_events: Events in one request, at least 1; may be changed.
-        max_bytes: Bytes of one body as sent; a single record always fits; the settings are checked for it.
-        linger_s: Longest wait of the batch's first event, seconds.
-        unique_consumers: Whether a batch may hold each ConsumerID only once.
+        max_events: Maximum events in a request, at least 1; may be changed.
+        max_bytes: Maximum bytes of an uncompressed body; the settings ensure that any single record fits.
+        linger_s: Maximum wait of the batch's first event, seconds.
+        unique_consumers: Whether a batch may contain a ConsumerID only once.
     """
 
     def __init__(self, *, max_events: int, max_bytes: int, linger_s: float, unique_consumers: bool = True) -> None:
@@ -68,17 +66,16 @@ class Batcher:
 
     @property
     def events(self) -> int:
-        """How many events it holds: in the open batch, for later ones, and waiting for an answer."""
+        """Number of events in the open batch, deferred, or waiting for an answer."""
         return self._events + len(self._deferred) + sum(map(len, self._waiting.values()))
 
     @property
     def room_events(self) -> int:
-        """How many events more the open batch may take; 0 when it is full."""
         return max(0, self.max_events - self._events)
 
     @property
     def room_bytes(self) -> int:
-        """How many bytes more the open batch may take: lines and the separators between them."""
+        """Bytes left in the open batch for lines and their separators."""
         return self._max_bytes - self._bytes
 
     @property
@@ -87,92 +84,44 @@ class Batcher:
 
     @property
     def is_congested(self) -> bool:
-        """Whether so many events wait for a later batch that no more should be added before some are sent."""
+        """Whether so many events are deferred that a batch must be sent before adding more."""
         if len(self._deferred) >= self.max_events or self._deferred_bytes >= self._max_bytes:
             return True
         return bool(self._deferred) and self._batches - self._deferred[0].since_batch >= _DEFERRED_BATCHES_MAX
 
     @property
     def waiting_ids(self) -> Set[str]:
-        """The EventIds whose answers events wait for."""
+        """EventIds of requests in flight that events are waiting for."""
         return self._waiting.keys()
 
     @property
     def due_at(self) -> float | None:
-        """When the open batch has lingered long enough, on the caller's clock; None if it is empty."""
+        """When the open batch must be sent, on the caller's clock; None if it is empty."""
         return None if self._oldest_at is None else self._oldest_at + self._linger_s
 
-    def add(self, chunk: EncodedChunk, now: float) -> None:
-        """
-        Take all events of a chunk, which must fit into the room; those that would stand twice are deferred.
+    # Adding ------------------------------------------------------------------------------------------------------
 
-        Args:
-            now: When the chunk arrived, on the caller's clock, seconds.
-        """
+    def add(self, chunk: EncodedChunk, now: float) -> None:
+        """Add all events of a chunk, which must fit; defer those that repeat an id."""
         if not chunk.events:
             return
         assert chunk.events <= self.room_events
         if self._are_event_ids_new(chunk):
-            self._add_together(chunk, now)
+            self._add_chunk(chunk, now)
             return
         for ordinal, line in enumerate(chunk.lines.split(b"\n")):
-            event = self._deferred_of(chunk, ordinal, line, now)
-            if not self._take_one(event):
-                self._defer(event)
-
-    def _deferred_of(self, chunk: EncodedChunk, ordinal: int, line: bytes, now: float) -> Deferred:
-        return Deferred(line, event_id_of(line), chunk.consumer_ids[ordinal], chunk.span, ordinal, now, self._batches)
-
-    def _defer(self, event: Deferred) -> None:
-        self._deferred.append(event)
-        self._deferred_bytes += len(event.line)
-
-    def release(self, event_id: str) -> bool:
-        """Send the first event that waits for an EventId, as that was refused; returns whether there was one."""
-        waiting = self._waiting.pop(event_id, deque())
-        while waiting:
-            event = waiting.popleft()
-            if event.span.stream.is_over:
-                continue
-            if waiting:
-                self._waiting[event_id] = waiting
-            if not self._take_one(event):
-                self._defer(event)
-            return True
-        return False
-
-    def drop(self, event_id: str) -> Iterable[Deferred]:
-        """Hand out the events that wait for an EventId, as that was accepted: they are duplicates."""
-        return self._waiting.pop(event_id, ())
+            self._add_or_defer(self._deferred_of(chunk, ordinal, line, now))
 
     def _are_event_ids_new(self, chunk: EncodedChunk) -> bool:
-        """Return whether no EventId of a chunk stands twice in it or in the open batch."""
+        """Return whether the EventIds of a chunk are unique in the chunk and the open batch."""
         if chunk.has_new_event_ids:
             return True
         event_ids = chunk.event_ids
         self._collect_ids()
         return len(set(event_ids)) == len(event_ids) and self._event_ids.isdisjoint(event_ids)
 
-    def _repeats(self, chunk: EncodedChunk) -> Sequence[tuple[int, int, int]]:
-        """Find the events of a chunk whose ConsumerID stands in it before or in the open batch: ordinal, start, end."""
-        if not self._unique_consumers:
-            return ()
-        if not self._events:
-            return chunk.repeats
-        self._collect_ids()
-        if self._consumer_ids.isdisjoint(chunk.consumer_ids):
-            return chunk.repeats
-        repeated = {ordinal for ordinal, _, _ in chunk.repeats}
-        places = []
-        start = 0
-        for ordinal, (line, consumer_id) in enumerate(zip(chunk.lines.split(b"\n"), chunk.consumer_ids, strict=True)):
-            if ordinal in repeated or consumer_id in self._consumer_ids:
-                places.append((ordinal, start, start + len(line)))
-            start += len(line) + 1
-        return places
-
-    def _add_together(self, chunk: EncodedChunk, now: float) -> None:
-        """Take the events of a chunk but for those that wait, and those whose ConsumerID stands before: deferred."""
+    def _add_chunk(self, chunk: EncodedChunk, now: float) -> None:
+        """Add the events of a chunk except those that must wait for an answer; defer repeated ConsumerIDs."""
         start, ordinal, fresh, end = 0, 0, chunk.events - chunk.waits, len(chunk.lines)
         waiting = chunk.lines.rsplit(b"\n", chunk.waits)[-chunk.waits :] if chunk.waits else ()
         for other, line in enumerate(waiting, fresh):
@@ -183,33 +132,48 @@ class Batcher:
             return
         for other, other_start, other_end in self._repeats(chunk):
             if other < fresh:
-                self._take_run(chunk, range(ordinal, other), chunk.lines[start : max(start, other_start - 1)])
+                self._add_run(chunk, range(ordinal, other), chunk.lines[start : max(start, other_start - 1)])
                 self._defer(self._deferred_of(chunk, other, chunk.lines[other_start:other_end], now))
                 start, ordinal = other_end + 1, other + 1
-        self._take_run(chunk, range(ordinal, fresh), chunk.lines[start:end])
+        self._add_run(chunk, range(ordinal, fresh), chunk.lines[start:end])
         self._uncollected.append(chunk)
-        self._note_arrival(now)
+        self._update_oldest(now)
 
-    def _take_run(self, chunk: EncodedChunk, ordinals: range, lines: bytes) -> None:
-        """Put events of a chunk that follow one another into the open batch."""
+    def _repeats(self, chunk: EncodedChunk) -> Sequence[tuple[int, int, int]]:
+        """Return the events whose ConsumerID is repeated in the chunk or the open batch, as (ordinal, start, end)."""
+        if not self._unique_consumers:
+            return ()
+        if not self._events:
+            return chunk.repeats
+        self._collect_ids()
+        if self._consumer_ids.isdisjoint(chunk.consumer_ids):
+            return chunk.repeats
+        repeated = {ordinal for ordinal, _, _ in chunk.repeats}
+        repeats = []
+        start = 0
+        for ordinal, (line, consumer_id) in enumerate(zip(chunk.lines.split(b"\n"), chunk.consumer_ids, strict=True)):
+            if ordinal in repeated or consumer_id in self._consumer_ids:
+                repeats.append((ordinal, start, start + len(line)))
+            start += len(line) + 1
+        return repeats
+
+    def _add_run(self, chunk: EncodedChunk, ordinals: range, lines: bytes) -> None:
+        """Add consecutive events of a chunk to the open batch."""
         if ordinals:
             self._pieces += (lines.replace(b"\n", b","), b",")
             self._bytes += len(lines) + 1
             self._events += len(ordinals)
             self._parts.append((chunk.span, ordinals))
 
-    def _collect_ids(self) -> None:
-        """Make the sets of ids in the open batch; most batches are of one chunk and never need them."""
-        for chunk in self._uncollected:
-            if not chunk.has_new_event_ids:
-                self._event_ids.update(chunk.event_ids)
-            if self._unique_consumers:
-                self._consumer_ids.update(chunk.consumer_ids)
-        self._event_ids.discard("")  # which a relaxed rule lets pass, and is no id
-        self._uncollected.clear()
+    def _deferred_of(self, chunk: EncodedChunk, ordinal: int, line: bytes, now: float) -> Deferred:
+        return Deferred(line, event_id_of(line), chunk.consumer_ids[ordinal], chunk.span, ordinal, now, self._batches)
 
-    def _take_one(self, event: Deferred) -> bool:
-        """Put one event into the open batch unless it would stand twice or does not fit."""
+    def _defer(self, event: Deferred) -> None:
+        self._deferred.append(event)
+        self._deferred_bytes += len(event.line)
+
+    def _add_or_defer(self, event: Deferred) -> None:
+        """Add an event to the open batch; defer it if it repeats an id or does not fit."""
         self._collect_ids()
         if (
             self.is_full
@@ -217,7 +181,8 @@ class Batcher:
             or (self._unique_consumers and event.consumer_id in self._consumer_ids)
             or (self._events > 0 and len(event.line) > self.room_bytes)
         ):
-            return False
+            self._defer(event)
+            return
         self._pieces += (event.line, b",")
         self._bytes += len(event.line) + 1
         self._events += 1
@@ -229,33 +194,50 @@ class Batcher:
             ordinals = []
             self._parts.append((event.span, ordinals))
         ordinals.append(event.ordinal)
-        self._note_arrival(event.arrived_at)
-        return True
+        self._update_oldest(event.arrived_at)
 
-    def _note_arrival(self, at: float) -> None:
+    def _collect_ids(self) -> None:
+        """Build the sets of ids in the open batch; most batches consist of one chunk and never need them."""
+        for chunk in self._uncollected:
+            if not chunk.has_new_event_ids:
+                self._event_ids.update(chunk.event_ids)
+            if self._unique_consumers:
+                self._consumer_ids.update(chunk.consumer_ids)
+        self._event_ids.discard("")  # not an id; allowed by a relaxed rule
+        self._uncollected.clear()
+
+    def _update_oldest(self, at: float) -> None:
         if self._oldest_at is None or at < self._oldest_at:
             self._oldest_at = at
 
-    def take(self) -> Batch | None:
-        """
-        Close the open batch and open the next one with the events that waited for it.
+    # Answers, and closing the batch ---------------------------------------------------------------------------------
 
-        Returns:
-            The closed batch; None if there was no event.
-        """
+    def release(self, event_id: str) -> bool:
+        """Add the first event waiting for an EventId, which was rejected; return whether there was one."""
+        waiting = self._waiting.pop(event_id, deque())
+        while waiting:
+            event = waiting.popleft()
+            if event.span.stream.is_released:
+                continue
+            if waiting:
+                self._waiting[event_id] = waiting
+            self._add_or_defer(event)
+            return True
+        return False
+
+    def drop(self, event_id: str) -> Iterable[Deferred]:
+        """Remove and return the events waiting for an EventId, which was accepted: they are duplicates."""
+        return self._waiting.pop(event_id, ())
+
+    def take(self) -> Batch | None:
+        """Close and return the open batch, or None if it is empty; add the deferred events to the next one."""
         if not self._events:
             return None
         self._batches += 1
-        self._pieces[-1] = BODY_TAIL  # in the place of the last separator
-        batch = Batch(
-            number=self._batches,
-            body=b"".join(self._pieces),
-            events=self._events,
-            parts=self._parts,
-        )
+        self._pieces[-1] = BODY_TAIL  # replaces the last separator
+        batch = Batch(number=self._batches, body=b"".join(self._pieces), events=self._events, parts=self._parts)
         self._clear()
-        waiting, self._deferred, self._deferred_bytes = self._deferred, deque(), 0
-        for event in waiting:
-            if not self._take_one(event):
-                self._defer(event)
+        deferred, self._deferred, self._deferred_bytes = self._deferred, deque(), 0
+        for event in deferred:
+            self._add_or_defer(event)
         return batch

@@ -1,22 +1,22 @@
 """
-Does what other commands ask a running pipeline for, over the control socket of its state directory.
+Handles requests of other commands to a running pipeline, over the control socket of its state directory.
 
-Whatever a client sends, or does not, costs the pipeline nothing: requests are bounded in bytes and in time, clients in
-number, and what goes wrong with one of them ends that one alone.
+Clients cannot disturb the pipeline: their number and the size and time of their requests are limited, and an error ends
+only the connection it occurs on.
 """
 
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, closing, suppress
-from typing import Annotated, Final
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
+from typing import Annotated, Final, TypeVar
 
 import anyio
 import msgspec
 import structlog
 from anyio.abc import ByteStream, SocketListener
+from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.to_thread import run_sync
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,11 +24,11 @@ from msgspec.structs import replace
 from shipper.config.load import SettingsFile
 from shipper.config.settings import RecordsSettings, Settings, require_endpoint
 from shipper.model.errors import ConfigError, ShipperError, StateInUseError, first_of
+from shipper.model.records import Summary
 from shipper.model.version import __version__
 from shipper.pipeline.erasure import Erasure
 from shipper.pipeline.opening import OpenState
 from shipper.pipeline.pipeline import Pipeline
-from shipper.pipeline.summary import Summary
 from shipper.sources.replay import Replay
 from shipper.sources.segments import segments_in
 from shipper.state.letters import Selection, open_letters
@@ -37,25 +37,27 @@ from shipper.system.control import PROTOCOL, REQUEST_BYTES, Answer, Request, lis
 
 log = structlog.get_logger("pipeline")
 
+T = TypeVar("T")
+
 _CLIENTS_MAX: Final = 8
 _REQUEST_LIMIT_S: Final = 5.0
 _SEND_LIMIT_S: Final = 5.0
-_ROOM_S: Final = 0.1  # until the next look whether there is a descriptor for a client
+_ACCEPT_RETRY_S: Final = 0.1  # when no file descriptor is free
 _PROBE_LIMIT_S: Final = 10.0
-_LOOK_S: Final = 0.02
+_POLL_S: Final = 0.02
 _END_LIMIT_S: Final = 5.0
-_LOOK_LIMIT_S: Final = 5.0
-_LEFT_TO_DO, _IN_USE = 4, 5  # exit codes
+_FILE_LIMIT_S: Final = 5.0
+_UNFINISHED, _IN_USE = 4, 5  # exit codes
 
 
 class ReplayRequest(Struct, kw_only=True):
     """
-    Which dead letters to send.
+    A request to send dead letters.
 
     Attributes:
-        limit: So many at most; None = all.
-        records: What a valid record is; everything else is as the running process has it.
-        destination: The service that the client's settings name.
+        limit: Maximum number; None = all.
+        records: Validation settings of the client; all other settings are those of the running process.
+        destination: The service named by the client's settings.
     """
 
     selection: Selection
@@ -64,54 +66,41 @@ class ReplayRequest(Struct, kw_only=True):
     destination: str
 
 
-class EraseRequest(Struct, kw_only=True):
-    """
-    Whose dead letters to erase.
+class ReplayResult(Struct):
+    """The summary of a replay, and the number of rejections by rule."""
 
-    Attributes:
-        records: As for a replay.
-        is_confirmed: False = tell what there is.
-    """
+    summary: Summary
+    reasons: dict[str, int]
+
+
+class EraseRequest(Struct, kw_only=True):
+    """A request to erase a consumer's dead letters or, if not confirmed, to count them; `records` as for a replay."""
 
     consumer_id: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,40}$")]
     records: RecordsSettings
     is_confirmed: bool
 
 
-class Erased(Struct):
-    """How many letters there were, and those that may be somebody else's, in words."""
+class EraseResult(Struct):
+    """The number of the consumer's letters, and descriptions of records that may be another consumer's."""
 
     letters: int
     doubtful: list[str]
 
 
-class Replayed(Struct):
-    """What came of a replay: its summary, and how many letters broke which rule."""
-
-    summary: Summary
-    reasons: dict[str, int]
-
-
 @asynccontextmanager
-async def controlled(
+async def control_server(
     pipeline: Pipeline, settings: Settings, state: OpenState, file: SettingsFile | None
 ) -> AsyncIterator[None]:
-    """
-    Answer requests while this is entered; where there can be no socket, warn, and go on without.
-
-    Args:
-        settings: Of the process.
-        file: Where they are from; None = it is not known.
-    """
+    """Answer requests until the context ends; if no socket can be created, log a warning and continue without it."""
+    control = _Control(pipeline, settings, state, file)
     with ExitStack() as stack:
-        listener: socket.socket | None = None
-        try:
-            listener = stack.enter_context(listening(state.directory))
-        except OSError as error:
-            log.warning("control_unavailable", message=f"no command can ask this process for anything: {error}")
         async with anyio.create_task_group() as clients:
-            control = _Control(pipeline, settings, state, file)
-            if listener is not None:
+            try:
+                listener = stack.enter_context(listening(state.directory))
+            except OSError as error:
+                log.warning("control_unavailable", message=f"other commands cannot send requests: {error}")
+            else:
                 clients.start_soon(control.serve, await SocketListener.from_socket(listener))
             yield
             with anyio.move_on_after(_END_LIMIT_S):
@@ -119,9 +108,7 @@ async def controlled(
             clients.cancel_scope.cancel()
 
 
-class _NoRequestError(ShipperError):
-    """What a client sent is no request that can be understood."""
-
+class _BadRequestError(ShipperError):
     exit_code = 2
 
 
@@ -131,57 +118,48 @@ class _Version(Struct):
 
 
 class _Client:
-    """A client's end of a connection."""
+    """A connection to a client; its methods raise on connection errors and timeouts."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
         self.is_gone = False
 
     async def request(self) -> Request:
-        """
-        Receive the request.
-
-        Raises:
-            _NoRequestError: It is none.
-            TimeoutError, anyio.EndOfStream: It does not come.
-        """
-        line = bytearray()
         with anyio.fail_after(_REQUEST_LIMIT_S):
-            while not line.endswith(b"\n"):
-                if len(line) >= REQUEST_BYTES:
-                    raise _NoRequestError("the request is too long")
-                line += await self._stream.receive(REQUEST_BYTES - len(line))
-        try:
-            spoken = msgspec.json.decode(line, type=_Version)
-            if spoken.protocol != PROTOCOL:
-                raise _NoRequestError(
-                    f"process {os.getpid()} is shipper {__version__}, and this is {spoken.version}, which "
-                    "cannot talk to it: restart the running one, or use its version of the command"
-                )
-            return msgspec.json.decode(line, type=Request)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            raise _NoRequestError("this is no request of shipper's") from None
+            try:
+                line = await BufferedByteReceiveStream(self._stream).receive_until(b"\n", REQUEST_BYTES)
+            except anyio.DelimiterNotFound:
+                raise _BadRequestError("the request is too long") from None
+        client = _decode(line, _Version)
+        if client.protocol != PROTOCOL:
+            raise _BadRequestError(
+                f"process {os.getpid()} is shipper {__version__}, and this is {client.version}, which uses another "
+                "protocol: restart the running process, or use its version of the command"
+            )
+        return _decode(line, Request)
 
     async def watch(self) -> None:
-        """Note when the client goes, or closes its half to end what it has asked for; until then, or cancelled."""
+        """Wait until the client disconnects, or closes its half to cancel its request."""
         with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
             await self._stream.receive()
         self.is_gone = True
 
     async def answer(self, message: str = "", code: int | None = None, content: object = None) -> None:
-        """
-        Send an answer; one with a code is the last.
-
-        Raises:
-            TimeoutError, anyio.BrokenResourceError: The client does not listen.
-        """
+        """Send an answer; the last one has a code."""
         with anyio.fail_after(_SEND_LIMIT_S):
             answer = Answer(message=message, code=code, content=msgspec.Raw(msgspec.json.encode(content)))
             await self._stream.send(msgspec.json.encode(answer) + b"\n")
 
 
+def _decode(content: bytes, type: type[T]) -> T:
+    try:
+        return msgspec.json.decode(content, type=type)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise _BadRequestError("invalid request") from None
+
+
 class _Control:
-    """Answers the clients of one pipeline; it does one thing with the dead letters at a time."""
+    """Handles the clients of a pipeline; requests about dead letters run one at a time."""
 
     def __init__(self, pipeline: Pipeline, settings: Settings, state: OpenState, file: SettingsFile | None) -> None:
         self._pipeline = pipeline
@@ -189,29 +167,36 @@ class _Control:
         self._state = state
         self._file = file
         self._clients = 0
-        self._requests = 0  # that are not answered yet
+        self._active_requests = 0
         self._is_busy = False
         self._commands = {"retry": self._retry, "replay": self._replay, "erase": self._erase}
 
     async def serve(self, listener: SocketListener) -> None:
-        """Attend to clients until this is cancelled."""
+        """Serve clients until cancelled."""
         async with listener, anyio.create_task_group() as clients:
             while True:
                 try:
                     stream = await listener.accept()
-                except (OSError, anyio.BrokenResourceError):  # it has gone, or there is no descriptor
-                    await anyio.sleep(_ROOM_S)
+                except (OSError, anyio.BrokenResourceError):  # the client disconnected, or no file descriptor is free
+                    await anyio.sleep(_ACCEPT_RETRY_S)
                 else:
-                    clients.start_soon(self._attend, stream)
+                    clients.start_soon(self._serve_client, stream)
 
-    async def _attend(self, stream: ByteStream) -> None:
+    async def until_idle(self) -> None:
+        """Wait until all requests are answered."""
+        while True:
+            if not self._active_requests:
+                break
+            await anyio.sleep(_POLL_S)
+
+    async def _serve_client(self, stream: ByteStream) -> None:
         self._clients += 1
         try:
             async with stream:
                 await self._answer(_Client(stream))
-        except* (OSError, anyio.EndOfStream, anyio.BrokenResourceError):
-            pass  # it has gone, or asks and takes nothing: a timeout is an OSError, too
-        except* Exception as group:  # a defect, which is no reason to stop shipping
+        except* (OSError, anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError):
+            pass  # the client disconnected or timed out; `TimeoutError` is an `OSError`
+        except* Exception as group:  # a bug here must not stop shipping
             log.error("request_failed", error=type(first_of(group)).__name__)
         finally:
             self._clients -= 1
@@ -224,125 +209,110 @@ class _Control:
         try:
             request = await client.request()
             if (command := self._commands.get(request.command)) is None:
-                raise _NoRequestError(f"process {os.getpid()} is shipper {__version__}, which cannot do that")
+                raise _BadRequestError(f"process {os.getpid()} is shipper {__version__}, which lacks this command")
             log.info("request_received", command=request.command)
-            self._requests += 1
+            self._active_requests += 1
             try:
                 await command(client, request.content)
             finally:
-                self._requests -= 1
+                self._active_requests -= 1
         except* ShipperError as group:
             failure = first_of(group)
         if isinstance(failure, ShipperError):
             await client.answer(f"shipper: {failure}", failure.exit_code)
 
     async def _retry(self, client: _Client, _: bytes) -> None:
-        """Probe now, and tell what came of it, if that is known soon, and what it does not know of its settings."""
-        message, code = await self._retried(client)
-        await client.answer("\n".join([message, *await self._unknown_settings()]), code)
+        """Probe now; report the result if it arrives in time, and changed settings that a retry does not apply."""
+        message, code = await self._probe(client)
+        await client.answer("\n".join([message, *await self._setting_notices()]), code)
 
-    async def _retried(self, client: _Client) -> tuple[str, int]:
+    async def _probe(self, client: _Client) -> tuple[str, int]:
         pipeline, process = self._pipeline, f"process {os.getpid()}"
         pauses = pipeline.pauses
         if not pauses and not pipeline.is_failing:
             return f"{process} is not paused: there is nothing to retry", 0
         pipeline.retry()
         if not pauses:
-            return f"{process} waited for its next attempt; it is made now", 0
-        await client.answer(f"{process} was {_in_words(pauses)}; it tries again now")
+            return f"{process} was waiting for its next attempt; it tries again now", 0
+        await client.answer(f"{process} was {_describe_pauses(pauses)}; it tries again now")
         with anyio.move_on_after(_PROBE_LIMIT_S):
             while True:
                 if not pipeline.is_probing:
                     break
-                await anyio.sleep(_LOOK_S)
+                await anyio.sleep(_POLL_S)
         if not (pauses := pipeline.pauses):
             return "delivery has resumed", 0
         if pipeline.is_probing:
-            return "there is no answer yet; look again with: shipper status", _LEFT_TO_DO
+            return "there is no answer yet; check again with: shipper status", _UNFINISHED
         advice = "".join(f"\n  what to do: {pause.advice}" for pause in pauses if pause.advice)
-        return f"it is still {_in_words(pauses)}{advice}", _LEFT_TO_DO
+        return f"it is still {_describe_pauses(pauses)}{advice}", _UNFINISHED
 
-    async def _unknown_settings(self) -> list[str]:
-        """Return, in sentences, which settings are written and not in effect: a retry does not read them again."""
-        found, has_changed = self._pipeline.notices, False
+    async def _setting_notices(self) -> list[str]:
+        notices, has_changed = self._pipeline.notices, False
         if self._file is None:
-            return found
-        with anyio.move_on_after(_LOOK_LIMIT_S):  # a file system may hang
+            return notices
+        with anyio.move_on_after(_FILE_LIMIT_S):  # a file system may hang
             has_changed = await run_sync(self._file.has_changed, abandon_on_cancel=True)
         if has_changed:
-            found.append(
+            notices.append(
                 f"{self._file.path} has changed since process {os.getpid()} read it. For the new settings, "
-                f"{self._pipeline.renewal.reload}"
+                f"{self._pipeline.reload_advice.reload}"
             )
-        return found
+        return notices
 
     async def _replay(self, client: _Client, content: bytes) -> None:
-        """Send dead letters, and tell what became of them; a client that goes away ends that."""
-        try:
-            wanted = msgspec.json.decode(content, type=ReplayRequest)
-        except msgspec.MsgspecError:
-            raise _NoRequestError("this is no replay that can be understood") from None
-        if wanted.destination != require_endpoint(self._settings, "intake").base_url:
+        """Send dead letters and report the result; stop if the client disconnects."""
+        request = _decode(content, ReplayRequest)
+        if request.destination != require_endpoint(self._settings, "intake").base_url:
             raise ConfigError(
                 f"process {os.getpid()}, which runs on {self._state.directory}, sends to another address",
                 key="intake.base_url",
             )
-        if self._is_busy or not self._pipeline.may_replay:
-            raise self._in_use("its input has an end, or it does so already")
-        self._is_busy = True
-        try:
+        with self._busy("its input has an end, or it is replaying already"):
             pauses = self._pipeline.pauses
-            waits = f"; it is {_in_words(pauses)}" if pauses else ""
-            await client.answer(f"process {os.getpid()}, which is running, sends them{waits}")
-            opened = await run_sync(open_letters, self._state.directory)
-            assert opened is not None, "the store has made it"
-            with closing(opened) as letters:
-                ids = await run_sync(letters.ids, replace(wanted.selection, is_whole=True), wanted.limit)
+            pause = f"; it is {_describe_pauses(pauses)}" if pauses else ""
+            await client.answer(f"process {os.getpid()}, which is running, sends them{pause}")
+            with closing(await run_sync(open_letters, self._state.directory)) as letters:
+                ids = await run_sync(letters.ids, replace(request.selection, is_whole=True), request.limit)
                 delimiter = self._settings.input.csv_delimiter
                 source = Replay(letters, ids, self._state.next_stream_id, csv_delimiter=delimiter)
                 async with anyio.create_task_group() as side:
                     side.start_soon(client.watch)
-                    summary, reasons = await self._pipeline.replay(source, wanted.records, lambda: not client.is_gone)
+                    summary, reasons = await self._pipeline.replay(source, request.records, lambda: not client.is_gone)
                     side.cancel_scope.cancel()
             code = summary.exit_code(is_one_shot=True)
-            await client.answer(code=code, content=Replayed(summary, reasons))
-        finally:
-            self._is_busy = False
+            await client.answer(code=code, content=ReplayResult(summary, reasons))
 
     async def _erase(self, client: _Client, content: bytes) -> None:
-        """Erase the dead letters of a consumer, or count them, while nothing is saved."""
-        try:
-            wanted = msgspec.json.decode(content, type=EraseRequest)
-        except msgspec.MsgspecError:
-            raise _NoRequestError("this is no erasure that can be understood") from None
+        """Erase or count the dead letters of a consumer, between saves."""
+        request = _decode(content, EraseRequest)
         spooled = await run_sync(segments_in, self._state.directory / "spool")
-        if self._is_busy or not self._pipeline.may_replay or spooled:
-            raise self._in_use("its input has an end, or is in the spool, or dead letters are being sent or erased")
-        erasure = Erasure(replace(self._settings, records=wanted.records), self._state.store, wanted.consumer_id)
+        reason = "its input has an end or is in the spool, or dead letters are being sent or erased"
+        with self._busy(reason, is_possible=not spooled):
+            erasure = Erasure(replace(self._settings, records=request.records), self._state.store, request.consumer_id)
 
-        def work() -> Erased:
-            found = erasure.find()
-            return Erased(erasure.erase(found) if wanted.is_confirmed else len(found.letters), found.doubtful)
+            def work() -> EraseResult:
+                data = erasure.find()
+                letters = erasure.erase(data) if request.is_confirmed else len(data.letters)
+                return EraseResult(letters, data.doubtful)
 
+            await client.answer(code=0, content=await self._pipeline.between_saves(work))
+
+    @contextmanager
+    def _busy(self, refusal: str, *, is_possible: bool = True) -> Iterator[None]:
+        """Allow one operation on dead letters at a time, and none if the pipeline may not replay."""
+        if self._is_busy or not self._pipeline.may_replay or not is_possible:
+            raise StateInUseError(
+                f"{self._state.directory} is in use by a running shipper (process {os.getpid()}), which cannot do that "
+                f"now: {refusal}. Wait until it ends, or stop it, and run the same command again. Nothing is lost "
+                "meanwhile"
+            )
         self._is_busy = True
         try:
-            await client.answer(code=0, content=await self._pipeline.between_saves(work))
+            yield
         finally:
             self._is_busy = False
 
-    def _in_use(self, why: str) -> StateInUseError:
-        return StateInUseError(
-            f"{self._state.directory} is in use by a running shipper (process {os.getpid()}), which cannot do that "
-            f"now: {why}. Wait for its end, or stop it, and run the same command again. Nothing is lost meanwhile"
-        )
 
-    async def until_idle(self) -> None:
-        """Wait until a client knows what came of what it asked for."""
-        while True:
-            if not self._requests:
-                break
-            await anyio.sleep(_LOOK_S)
-
-
-def _in_words(pauses: Sequence[Pause]) -> str:
+def _describe_pauses(pauses: Sequence[Pause]) -> str:
     return "; ".join(f"paused ({pause.reason}): {pause.message}" for pause in pauses)

@@ -1,26 +1,26 @@
-"""Observes a pipeline: a snapshot every second, and a line in the log every half minute."""
+"""Observes a pipeline: a snapshot every second, and a log line every 30 s."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 import anyio
 import structlog
 from msgspec.structs import replace
 
-from shipper.model.group import Obstacle
-from shipper.model.records import Backlog, Totals
+from shipper.model.records import Backlog
+from shipper.pipeline.packer import Hold
+from shipper.pipeline.senders import SenderPool
 from shipper.pipeline.settlement import Settlement
-from shipper.pipeline.stages import Stages
-from shipper.status.live import Live, Pause, Phase
+from shipper.status.live import Live, PastPause, Pause, Phase
 from shipper.status.logs import take_left_out
 from shipper.status.pauses import ADVICE
 
 log = structlog.get_logger("pipeline")
 
-LOOK_INTERVAL_S: Final = 1.0
+SNAPSHOT_INTERVAL_S: Final = 1.0
 _REPORT_INTERVAL_S: Final = 30.0
 _RATE_WINDOW_S: Final = 10.0
 
@@ -32,8 +32,8 @@ class _Source(Protocol):
     def backlog(self) -> Backlog: ...
 
 
-class _Count(NamedTuple):
-    """How far things were at a moment of the event loop's clock."""
+class _Progress(NamedTuple):
+    """The progress of a run at a time on the event loop's clock."""
 
     at: float
     accepted: int
@@ -42,55 +42,47 @@ class _Count(NamedTuple):
 
 class Observer:
     """
-    Looks at the parts of a pipeline; nothing that it does changes them.
-
-    Args:
-        live: The first snapshot.
-        publish: Called with every snapshot, in the event loop.
-        wall_time: Seconds since the epoch.
+    Takes and publishes snapshots of a pipeline, without changing it; `live` is the initial one.
 
     Attributes:
-        phase, reload_error, restart_needed: For the snapshots; the pipeline sets them.
+        phase, reload_error, restart_needed: Fields of the snapshots; set by the pipeline.
     """
 
     def __init__(
         self,
         live: Live,
         *,
-        settlement: Settlement,
-        stages: Stages,
         source: _Source,
+        hold: Hold,
+        senders: SenderPool,
+        settlement: Settlement,
         publish: Callable[[Live], None],
         wall_time: Callable[[], float],
     ) -> None:
         self._live = live
-        self._settlement = settlement
-        self._stages = stages
         self._source = source
+        self._hold = hold
+        self._senders = senders
+        self._settlement = settlement
         self._publish = publish
         self._wall_time = wall_time
-        self._counts: deque[_Count] = deque([_Count(anyio.current_time(), 0, 0)])
+        self._progress: deque[_Progress] = deque([_Progress(anyio.current_time(), 0, 0)])
         self._reported_at = anyio.current_time()
         self.phase: Phase = live.phase
         self.reload_error = ""
         self.restart_needed: list[str] = []
 
-    @property
-    def totals(self) -> Totals:
-        """What became of the records so far."""
-        return self._settlement.acks.totals
-
     async def run(self) -> None:
-        """Look once a second until this is cancelled."""
+        """Take a snapshot once a second until cancelled."""
         while True:
-            self.look()
-            await anyio.sleep(LOOK_INTERVAL_S)
+            self.update()
+            await anyio.sleep(SNAPSHOT_INTERVAL_S)
 
-    def look(self, outcome: str = "") -> Live:
-        """Make and publish a snapshot, and write the line in the log if it is due; after the end, return the last."""
+    def update(self, outcome: str = "") -> Live:
+        """Take and publish a snapshot, and write the log line if it is due; after the end, return the last snapshot."""
         if self._live.outcome:
             return self._live
-        live = self._live = self._stages.seen(self._snapshot(outcome))
+        live = self._live = self._snapshot(outcome)
         self._publish(live)
         now = anyio.current_time()
         if now >= self._reported_at + _REPORT_INTERVAL_S:
@@ -99,19 +91,24 @@ class Observer:
         return live
 
     def end(self, outcome: str) -> Live:
-        """Make and publish the last snapshot."""
-        live = self.look(outcome)
+        """Take and publish the last snapshot."""
+        live = self.update(outcome)
         if left_out := take_left_out():
             log.info("lines_left_out", **left_out)
         return live
 
     def _snapshot(self, outcome: str) -> Live:
-        now, wall_now = anyio.current_time(), self._wall_time()
-        totals, backlog = self.totals, self._source.backlog()
-        earliest = self._note_counts(_Count(now, totals.accepted, self._settlement.settled_bytes))
-        seconds = max(now - earliest.at, LOOK_INTERVAL_S)
+        now, wall_now, before = anyio.current_time(), self._wall_time(), self._live
+        settlement, senders, backlog = self._settlement, self._senders, self._source.backlog()
+        totals, counts, gate = settlement.acks.totals, senders.counts, senders.gate
+        earliest = self._earliest_progress(_Progress(now, totals.accepted, settlement.settled_bytes))
+        seconds = max(now - earliest.at, SNAPSHOT_INTERVAL_S)
+        p50, p95 = before.latency_p50_seconds, before.latency_p95_seconds
+        if latencies := counts.take_latencies():
+            p50, p95 = _quantile(latencies, 0.5), _quantile(latencies, 0.95)
+        pauses = self._pauses(now, wall_now, backlog)
         return replace(
-            self._live,
+            before,
             phase=self.phase,
             at=wall_now,
             outcome=outcome,
@@ -121,11 +118,11 @@ class Observer:
             dead_lettered=totals.dead_lettered,
             duplicates=totals.duplicates,
             pending=totals.pending,
-            dead_letters=self._settlement.acks.reasons.copy(),
-            settled_bytes=self._settlement.settled_bytes,
+            dead_letters=settlement.acks.reasons.copy(),
+            settled_bytes=settlement.settled_bytes,
             total_bytes=backlog.total_bytes,
             accepted_per_second=round((totals.accepted - earliest.accepted) / seconds, 1),
-            settled_bytes_per_second=round((self._settlement.settled_bytes - earliest.settled_bytes) / seconds, 1),
+            settled_bytes_per_second=round((settlement.settled_bytes - earliest.settled_bytes) / seconds, 1),
             lag_bytes=backlog.lag_bytes,
             unmatched=list(backlog.unmatched),
             unreadable=list(backlog.unreadable),
@@ -134,37 +131,60 @@ class Observer:
             spool_bytes=backlog.spool_bytes,
             oldest_unsettled_seconds=self._oldest_unsettled_s(now),
             unreachable_bytes=backlog.unreachable_bytes,
-            last_accepted_at=wall_now if totals.accepted > self._live.accepted else self._live.last_accepted_at,
-            pauses=self._pauses(now, wall_now, backlog.group.obstacles if backlog.group else ()),
-            commits=self._settlement.commits,
-            group=backlog.group and replace(backlog.group, handed_over=self._settlement.handed_over),
+            last_accepted_at=wall_now if totals.accepted > before.accepted else before.last_accepted_at,
+            commits=settlement.commits,
+            batches=counts.batches,
+            requests=dict(counts.by_status),
+            retries=dict(counts.by_cause),
+            latency_p50_seconds=p50,
+            latency_p95_seconds=p95,
+            latency_counts=counts.latency_counts.copy(),
+            latency_total_seconds=counts.latency_total_s,
+            in_flight=gate.in_flight,
+            concurrency_limit=gate.limit.limit,
+            token_expires_at=senders.token_expires_at,
+            certificate_expires_at=senders.certificate_expires_at,
+            pauses=pauses,
+            last_pause=self._last_pause(pauses, wall_now),
             reload_error=self.reload_error,
             restart_needed=self.restart_needed,
+            group=backlog.group and replace(backlog.group, handed_over=settlement.handed_over),
         )
 
-    def _note_counts(self, count: _Count) -> _Count:
-        """Add the counts of a moment; return those at the beginning of the window."""
-        self._counts.append(count)
-        while self._counts[1].at <= count.at - _RATE_WINDOW_S:
-            self._counts.popleft()
-        return self._counts[0]
+    def _earliest_progress(self, progress: _Progress) -> _Progress:
+        """Append progress; return the one at the beginning of the window."""
+        self._progress.append(progress)
+        while self._progress[1].at <= progress.at - _RATE_WINDOW_S:
+            self._progress.popleft()
+        return self._progress[0]
 
     def _oldest_unsettled_s(self, now: float) -> float | None:
-        since = [each for each in (self._settlement.acks.oldest_at, self._settlement.full_since) if each is not None]
+        since = [at for at in (self._settlement.acks.oldest_at, self._settlement.blocked_since) if at is not None]
         return round(now - min(since), 3) if since else None
 
-    def _pauses(self, now: float, wall_now: float, obstacles: Iterable[Obstacle]) -> list[Pause]:
-        obstacle, since = self._settlement.obstacle, self._settlement.full_since
-        found = [Pause(each.reason, each.message, ADVICE[each.reason], each.since) for each in obstacles]
-        if since is not None and obstacle.reason not in {each.reason for each in found}:
+    def _pauses(self, now: float, wall_now: float, backlog: Backlog) -> list[Pause]:
+        pauses = self._senders.pauses(now, wall_now) + self._hold.pauses(now, wall_now)
+        obstacles = backlog.group.obstacles if backlog.group else ()
+        group = [Pause(item.reason, item.message, ADVICE[item.reason], item.since) for item in obstacles]
+        obstacle, since = self._settlement.obstacle, self._settlement.blocked_since
+        if since is not None and obstacle.reason not in {pause.reason for pause in group}:
             advice = ADVICE.get(obstacle.reason, "")
-            found.append(Pause(obstacle.reason, obstacle.message, advice, round(wall_now - (now - since), 3)))
-        return found
+            group.append(Pause(obstacle.reason, obstacle.message, advice, round(wall_now - (now - since), 3)))
+        return pauses + group
+
+    def _last_pause(self, pauses: list[Pause], wall_now: float) -> PastPause | None:
+        reasons = {pause.reason for pause in pauses}
+        ended = [pause for pause in self._live.pauses if pause.reason not in reasons]
+        first = min(ended, key=lambda pause: pause.since, default=None)
+        return PastPause(first.reason, first.since, wall_now) if first else self._live.last_pause
+
+
+def _quantile(ordered: list[float], q: float) -> float:
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
 def _report(live: Live) -> None:
-    """Write what a person who reads only the log needs to know."""
-    more = {
+    optional = {
         "paused": ", ".join(pause.reason for pause in live.pauses),
         "troubles": live.troubles,
         "left_out": take_left_out(),
@@ -182,5 +202,5 @@ def _report(live: Live) -> None:
         in_flight=live.in_flight,
         requests=sum(live.requests.values()),
         retries=sum(live.retries.values()),
-        **{name: value for name, value in more.items() if value},
+        **{name: value for name, value in optional.items() if value},
     )

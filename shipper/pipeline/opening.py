@@ -1,4 +1,4 @@
-"""Lock the state directory; open store and spool."""
+"""Locking the state directory, and opening its store and spool."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from typing import NamedTuple
 from shipper.config.settings import Settings
 from shipper.model.errors import ConfigError
 from shipper.sources.reader import NDJSON, InputForm
-from shipper.sources.segments import youngest_segment_id
-from shipper.sources.spool import Input, Spool
+from shipper.sources.segments import newest_segment_id
+from shipper.sources.spool import Spool
+from shipper.sources.stdin import Input
 from shipper.state.directory import ACCESS_ADVICE, locked_directory
 from shipper.state.store import Store
-from shipper.state.stuck import StuckPlaces
-from shipper.system.permissions import obstacle
+from shipper.system.permissions import access_problem
+from shipper.system.work import StuckPlaces
 
 
 class OpenState(NamedTuple):
     """
-    A state directory that is this process's.
+    A state directory locked by this process.
 
     Attributes:
-        next_stream_id: Gives an id that was never given.
-        has_spool: Whether an earlier process has left something in the spool.
-        stuck: Where earlier processes got stuck.
+        next_stream_id: Returns an unused id.
+        has_spool: Whether an earlier process left anything in the spool.
+        stuck: The places where earlier processes got stuck.
     """
 
     directory: Path
@@ -50,45 +51,34 @@ class OpenState(NamedTuple):
         Open the spool.
 
         Args:
-            origin: What fills it: a descriptor, another input, or nothing.
+            origin: Input to spool: a file descriptor, another input, or None.
             wall_time: Seconds since the epoch.
-            form: How records lie in what comes from a descriptor.
+            form: Format of the records from a file descriptor.
             give_up_after_s: How long to wait for room on the disk.
         """
         return Spool(
             self.directory / "spool",
             origin,
-            known=self.store.streams.known("spool"),
+            settings.spool,
+            known=self.store.streams.load("spool"),
             next_stream_id=self.next_stream_id,
             forget=self.store.streams.forget,
             max_record_bytes=settings.input.max_record_bytes,
-            max_bytes=settings.spool.max_bytes,
-            segment_bytes=settings.spool.segment_bytes,
-            fsync=settings.spool.fsync,
-            fsync_interval_s=settings.spool.fsync_interval_seconds,
             wall_time=wall_time,
             give_up_after_s=give_up_after_s,
             form=form,
         )
 
 
-def _check_spool(spool: Path) -> None:
-    """Refuse to pass over what an earlier process has left where this one may not look."""
-    segments = sorted(spool.iterdir()) if spool.is_dir() and not obstacle(spool) else []
-    for path in filter(os.path.lexists, (spool, *segments)):
-        if why := obstacle(path):
-            raise ConfigError(f"{why}. {ACCESS_ADVICE}", key="state.directory")
-
-
 @contextmanager
-def opened_state(settings: Settings) -> Iterator[OpenState]:
+def open_state(settings: Settings) -> Iterator[OpenState]:
     """
-    Take the state directory of the settings.
+    Lock and open the state directory.
 
     Raises:
-        ConfigError: The directory cannot be made or written.
-        StateInUseError: Another process holds it.
-        StateError: What is in it is damaged, foreign, or of another version.
+        ConfigError: The directory cannot be created or written.
+        StateInUseError: Another process holds its lock.
+        StateError: Its contents are damaged, foreign, or of another version.
     """
     with locked_directory(settings.state.directory) as directory:
         _check_spool(directory / "spool")
@@ -98,9 +88,17 @@ def opened_state(settings: Settings) -> Iterator[OpenState]:
             remembered_ids=settings.records.dedupe_window,
         )
         try:
-            youngest = youngest_segment_id(directory / "spool")
-            ids = itertools.count(max(store.streams.youngest_id(), youngest) + 1)
+            newest_segment = newest_segment_id(directory / "spool")
+            ids = itertools.count(max(store.streams.newest_id(), newest_segment) + 1)
             stuck = StuckPlaces(directory, limit_s=settings.admin.stuck_seconds)
-            yield OpenState(directory, store, ids.__next__, has_spool=bool(youngest), stuck=stuck)
+            yield OpenState(directory, store, ids.__next__, has_spool=bool(newest_segment), stuck=stuck)
         finally:
             store.close()
+
+
+def _check_spool(spool: Path) -> None:
+    """Raise `ConfigError` if this process cannot access the files that an earlier one left in the spool."""
+    segments = sorted(spool.iterdir()) if spool.is_dir() and not access_problem(spool) else []
+    for path in filter(os.path.lexists, (spool, *segments)):
+        if problem := access_problem(path):
+            raise ConfigError(f"{problem}. {ACCESS_ADVICE}", key="state.directory")

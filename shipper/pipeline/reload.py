@@ -1,4 +1,4 @@
-"""Which settings can change while a pipeline runs."""
+"""Settings that can change while a pipeline runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from shipper.config.settings import RecordsSettings, Settings
 
-# The commands about the report read its section themselves.
+# Only the report commands use the section "report".
 _SECTIONS: Final = [name for name in Settings.__struct_fields__ if name != "report"]
-# By section; the rest takes effect at the next start.
+# By section; all others take effect at the next start.
 _CHANGEABLE: Final = {
     "input": ("include", "exclude"),
     "intake": ("subscription_key", "subscription_key_secondary", "token", "oauth2"),
@@ -29,14 +29,14 @@ _CHANGEABLE: Final = {
 }
 
 
-class Reloading(NamedTuple):
+class ReloadHooks(NamedTuple):
     """
-    How settings are read again.
+    The caller's part of a reload.
 
     Attributes:
-        begin, end: Called before and after, whatever came of it.
-        read: Called in a worker thread; a `ConfigError` leaves all as it was.
-        apply: Called with those that are in effect from now on, for what is no business of the pipeline.
+        begin, end: Called before and after a reload, whether it succeeds or not.
+        read: Reads the settings; called in a worker thread. On `ConfigError`, nothing changes.
+        apply: Called with the new settings, to apply those that do not concern the pipeline.
     """
 
     begin: Callable[[], None]
@@ -46,38 +46,29 @@ class Reloading(NamedTuple):
 
 
 class Reload(NamedTuple):
-    """
-    Settings that were read again.
-
-    Attributes:
-        settings: Those in effect from now on.
-        changed: Keys that changed, and are in effect.
-        waiting: Keys that changed, and take effect at the next start.
-    """
+    """The new settings, the changed keys, and the keys whose change needs a restart."""
 
     settings: Settings
     changed: list[str]
-    waiting: list[str]
+    deferred: list[str]
 
 
-def reloaded(old: Settings, new: Settings) -> Reload:
-    """Take over what can change while a pipeline runs."""
+def reload_settings(old: Settings, new: Settings) -> Reload:
+    """Return the old settings with the new values of those that can change during a run."""
     settings = new
     for section in Settings.__struct_fields__:
         before, after = getattr(old, section), getattr(new, section)
         if before is not None and after is not None:
-            names = _CHANGEABLE.get(section, ())
-            changes = {name: getattr(after, name) for name in names}
+            changes = {name: getattr(after, name) for name in _CHANGEABLE.get(section, ())}
             if section == "input" and before.kafka is not None and after.kafka is not None:
                 changes["kafka"] = replace(before.kafka, on_gap=after.kafka.on_gap)
-            settings = replace(settings, **{section: replace(before, **changes)})
-        else:
-            settings = replace(settings, **{section: before})
-    return Reload(settings, list(_differing(old, settings)), list(_differing(settings, new)))
+            before = replace(before, **changes)
+        settings = replace(settings, **{section: before})
+    return Reload(settings, list(_differing_keys(old, settings)), list(_differing_keys(settings, new)))
 
 
-def _differing(one: Any, other: Any) -> Iterator[str]:
-    """Name the keys that differ; a section as a whole if only one of the two has it."""
+def _differing_keys(one: Any, other: Any) -> Iterator[str]:
+    """Yield the keys that differ; only the section's name if one of the two lacks the section."""
     for section in _SECTIONS:
         before, after = getattr(one, section), getattr(other, section)
         if before is None or after is None:

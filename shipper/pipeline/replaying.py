@@ -1,4 +1,4 @@
-"""Dead letters that a running pipeline sends beside its input, and what became of them."""
+"""Replay of dead letters by a running pipeline, beside its input."""
 
 from __future__ import annotations
 
@@ -7,83 +7,76 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 import anyio
+from anyio.streams.memory import MemoryObjectSendStream
 
-from shipper.config.settings import Settings
-from shipper.model.records import Checkpoint, Totals
+from shipper.config.settings import DeliverySettings
+from shipper.model.records import Batch, Checkpoint, Chunk, Outcome, Totals
+from shipper.pipeline.packer import CHUNK_BUFFER, Packer
+from shipper.pipeline.senders import SenderPool
 from shipper.pipeline.settlement import Settlement
-from shipper.pipeline.stages import Stages
-from shipper.pipeline.summary import Outcome
 from shipper.sources.replay import Replay
 
-_LOOK_S: Final = 0.02
+_POLL_S: Final = 0.02
 
 
-class Replaying:
+class ReplayRun:
     """
-    One replay.
+    Sends dead letters through its own packer to the pipeline's senders.
 
-    Args:
-        settings: In effect for these letters.
-        is_wanted: Asked now and then; the replay ends once it is not.
+    The packer may have different rules, is never held back, and does not mix letters with records of the input. Unlike
+    these, letters are not deduplicated.
 
     Attributes:
-        totals: What became of the letters, as far as it is on disk; complete once `run` has ended.
-        reasons: How many of them broke which rule.
-        message: Why it was given up; empty if it was not.
-        is_over: The pipeline says by this that there are no senders any more.
+        totals: Counts of letters whose result is saved; complete once `run` has returned.
+        reasons: Rejections by rule.
+        message: Why the replay gave up; empty if it did not.
+        is_over: Set by the pipeline once its senders have ended.
     """
 
     def __init__(
         self,
         source: Replay,
-        settings: Settings,
+        delivery: DeliverySettings,
+        packer: Packer,
         *,
-        stages: Stages,
+        senders: SenderPool,
         settlement: Settlement,
         is_wanted: Callable[[], bool],
     ) -> None:
         self._source = source
-        self._settings = settings
-        self._stages = stages
+        self._delivery = delivery
+        self._packer = packer
+        self._senders = senders
         self._settlement = settlement
-        self._reading = anyio.CancelScope()
+        self._is_wanted = is_wanted
+        self._read_scope = anyio.CancelScope()
         self.totals = Totals()
         self.reasons: dict[str, int] = {}
         self.message = ""
-        self._is_wanted = is_wanted
         self.is_over = False
 
-    def note(self, saved: Iterable[Checkpoint]) -> None:
-        """Count letters of which it is on disk what became of them."""
-        for each in saved:
-            self.totals.read += each.read
-            self.totals.accepted += each.accepted
-            self.totals.dead_lettered += len(each.rejections)
-            for rejection in each.rejections:
+    def add(self, saved: Iterable[Checkpoint]) -> None:
+        """Count letters whose result has been saved."""
+        for checkpoint in saved:
+            self.totals.read += checkpoint.read
+            self.totals.accepted += checkpoint.accepted
+            self.totals.dead_lettered += len(checkpoint.rejections)
+            for rejection in checkpoint.rejections:
                 self.reasons[rejection.rule] = self.reasons.get(rejection.rule, 0) + 1
 
-    async def run(self) -> Outcome:
+    async def run(self, batches_tx: MemoryObjectSendStream[Batch]) -> Outcome:
         """
-        Send the letters; what is not settled when this ends is a dead letter as before.
+        Send the letters; those not settled at the end remain dead letters.
 
-        It ends early when the pipeline stops, when it is wanted no more, and when nothing of it was settled for
-        `delivery.give_up_after_seconds`. What is in flight then has the time of a drain to be settled.
-
-        Raises:
-            StateInUseError: The pipeline has no senders yet, or no more.
-            StateError: Letters cannot be read, or it cannot be saved what became of them.
+        Ends early when the pipeline stops, when the replay is no longer wanted, or when no letter was settled for
+        `delivery.give_up_after_seconds`. Letters in flight are then drained as after a stop.
         """
-        packed = anyio.Event()
-
-        async def pack() -> None:
-            await self._stages.replay(self._source, self._settings, self._reading)
-            packed.set()
-
         streams = self._source.streams
         try:
             async with anyio.create_task_group() as packing:
-                packing.start_soon(pack)
-                await self._until_settled(packed)
+                packed = anyio.Event()
+                packing.start_soon(self._pack, batches_tx, packed)
+                await self._wait_until_settled(packed)
                 packing.cancel_scope.cancel()
             await self._settlement.save()
         finally:
@@ -93,26 +86,36 @@ class Replaying:
             self.totals.read += self.totals.pending
         if self.message:
             return "gave_up"
-        is_all = self._source.is_exhausted and not self._settlement.has_left_chunks and not self._reading.cancel_called
-        return "finished" if is_all and not self.totals.pending else "drained"
+        has_read_all = self._source.is_exhausted and not self._read_scope.cancel_called
+        has_sent_all = has_read_all and not self._settlement.has_skipped_chunks and not self.totals.pending
+        return "finished" if has_sent_all else "drained"
 
-    async def _until_settled(self, packed: anyio.Event) -> None:
-        """Wait until all is saved, or until it is to end early and its time is over."""
-        delivery = self._settings.delivery
+    async def _pack(self, batches_tx: MemoryObjectSendStream[Batch], packed: anyio.Event) -> None:
+        chunks_tx, chunks_rx = anyio.create_memory_object_stream[Chunk](CHUNK_BUFFER)
+        with batches_tx, chunks_rx:
+            async with anyio.create_task_group() as flow:
+                flow.start_soon(self._packer.run, chunks_rx, batches_tx)
+                with chunks_tx, self._read_scope:
+                    await self._source.run(chunks_tx)
+        packed.set()
+
+    async def _wait_until_settled(self, packed: anyio.Event) -> None:
+        """Wait until everything is saved, or until an early end and its drain timeout."""
+        delivery = self._delivery
         settled, settled_at, ends_at = 0, anyio.current_time(), math.inf
         while not packed.is_set() or self._settlement.has_unsaved_of(self._source.streams):
             now = anyio.current_time()
             if self.totals.read > settled:
                 settled, settled_at = self.totals.read, now
             if now >= settled_at + delivery.give_up_after_seconds:
-                self.message = self.message or f"nothing of it was settled for {delivery.give_up_after_seconds:g} s"
+                self.message = self.message or f"no letter was settled for {delivery.give_up_after_seconds:g} s"
             is_unwanted = bool(self.message) or not self._is_wanted()
-            if ends_at == math.inf and (is_unwanted or self._settlement.stopping.is_set()):
-                self._reading.cancel()
+            if ends_at == math.inf and (is_unwanted or self._settlement.is_stopping):
+                self._read_scope.cancel()
                 ends_at = now + delivery.drain_timeout_seconds
             if is_unwanted:
                 for stream in self._source.streams:
                     stream.is_ending = True
-            if now >= ends_at or self.is_over or (is_unwanted and self._stages.is_stuck):
+            if now >= ends_at or self.is_over or (is_unwanted and self._senders.is_stuck):
                 return
-            await anyio.sleep(_LOOK_S)
+            await anyio.sleep(_POLL_S)

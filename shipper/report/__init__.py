@@ -1,1 +1,1 @@
-"""The affiliate daily report: reading it and showing it."""
+"""The affiliate daily report: fetching, checking, storing, rendering, and comparing it with the ledger."""

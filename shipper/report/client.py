@@ -1,5 +1,5 @@
 """
-Fetches affiliate daily reports: with the endpoint, credentials, verdicts and gate by which events are delivered.
+A client for the affiliate daily report, built on the endpoint, credentials, verdicts and gate of event delivery.
 
     async with ReportClient(settings.report, settings.delivery, wall_time=time.time, rng=Random()) as client:
         october = await client.fetch(1001, date(2026, 10, 1), date(2026, 10, 31))
@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from datetime import date
 from functools import partial
 from random import Random
-from typing import Final, NoReturn, Self
+from typing import Final, Self
 
 import anyio
 import structlog
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from anyio.to_thread import run_sync
 from msgspec.structs import replace
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
 from shipper.config.settings import DeliverySettings, EndpointSettings
 from shipper.delivery.answer import Answer
-from shipper.delivery.credentials import NoTokenError, credentials_of
-from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context
-from shipper.delivery.gate import FAIL_FAST_S, Gate, Passage
+from shipper.delivery.credentials import Credentials, NoTokenError
+from shipper.delivery.endpoint import ConnectionSettings, Endpoint, NoAnswerError
+from shipper.delivery.gate import FAIL_FAST_S, Admission, Gate
 from shipper.delivery.quoting import quotation
 from shipper.delivery.verdicts import Action, Verdict, judge, without_answer
 from shipper.model import wire
@@ -37,33 +34,23 @@ from shipper.report.ranges import DateRange, check_order
 log = structlog.get_logger("report")
 
 CONCURRENCY: Final = 4
-PATIENCE_S: Final = 120.0
-_LOOK_S: Final = 1.0
+GIVE_UP_AFTER_S: Final = 120.0
+_GATE_CHECK_S: Final = 1.0
 _MAX_REPORT_BYTES: Final = 64 << 20
-_WAITED_OUT: Final = {Action.RETRY, Action.THROTTLE}
-_NOT_LET_IN: Final = {"token", "subscription_key", "credentials", "tls"}
-_NO_REPORT: Final = "there is no such report: the service does not know the account, or report.base_url is wrong"
-
-
-class _FailedError(Exception):
-    """An attempt that may be repeated."""
-
-    def __init__(self, verdict: Verdict, passage: Passage) -> None:
-        super().__init__(verdict.reason)
-        self.verdict = verdict
-        self.passage = passage
+_RETRIED: Final = {Action.RETRY, Action.THROTTLE}
+_ACCESS_FAULTS: Final = {"token", "subscription_key", "credentials", "tls"}
 
 
 class ReportClient:
     """
-    Fetches reports, several at a time; to be used as an async context manager.
+    Fetches reports, several at a time; use it as an async context manager.
 
     Args:
-        endpoint: The settings' section `report`.
+        endpoint: Section `report` of the settings.
         delivery: Timeouts and backoff.
-        concurrency: Requests in flight at most.
-        requests_per_second: At most; 0 = no limit. The limits of a gateway may be those of the shipping, too.
-        give_up_after_s: For how long a report is asked for again where waiting may help. A longer wait is not begun.
+        concurrency: Maximum requests in flight.
+        requests_per_second: Maximum rate; 0 = no limit. A gateway may count reports and deliveries together.
+        give_up_after_s: How long to retry a report. If the service asks to wait longer, give up immediately.
         wall_time: Seconds since the epoch.
     Raises:
         ConfigError: A secret, certificate or key cannot be used.
@@ -76,186 +63,123 @@ class ReportClient:
         *,
         concurrency: int = CONCURRENCY,
         requests_per_second: float = 0.0,
-        give_up_after_s: float = PATIENCE_S,
+        give_up_after_s: float = GIVE_UP_AFTER_S,
         wall_time: Callable[[], float],
         rng: Random,
     ) -> None:
         delivery = replace(delivery, concurrency=concurrency, rate_limit_events_per_second=requests_per_second)
-        ssl_context = make_ssl_context(endpoint, "report")
+        connection = ConnectionSettings(endpoint, delivery, "report")
         self._wall_time = wall_time
-        self._patience_s = give_up_after_s
-        self._failing_since: float | None = None  # whatever was asked for
-        self._is_failing_fast = delivery.fail_fast
+        self._give_up_after_s = give_up_after_s
+        self._failing_since: float | None = None  # of all reports together
+        self._fails_fast = delivery.fail_fast
         self._gate = Gate(delivery, give_up_after_s=None, rng=rng)
-        self._credentials = credentials_of(
-            endpoint, delivery, section="report", ssl_context=ssl_context, wall_time=wall_time, rng=rng
-        )
-        self._endpoints = [
-            Endpoint(endpoint, delivery, section="report", ssl_context=ssl_context) for _ in range(concurrency)
-        ]
-        self._idle_tx: MemoryObjectSendStream[Endpoint]
-        self._idle_rx: MemoryObjectReceiveStream[Endpoint]
-        self._stack = AsyncExitStack()
+        self._credentials = Credentials(connection, wall_time=wall_time, rng=rng)
+        self._endpoints = [Endpoint(connection) for _ in range(concurrency)]
+        self._idle = list(self._endpoints)  # never empty, as the gate limits requests to the number of endpoints
 
     def __repr__(self) -> str:
         return f"<ReportClient {self._gate!r}>"
 
     async def __aenter__(self) -> Self:
-        self._idle_tx, self._idle_rx = anyio.create_memory_object_stream[Endpoint](len(self._endpoints))
-        for endpoint in self._endpoints:
-            self._idle_tx.send_nowait(endpoint)
-            self._stack.push_async_callback(endpoint.aclose)
-        self._stack.enter_context(self._idle_tx)
-        self._stack.enter_context(self._idle_rx)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         with anyio.move_on_after(1, shield=True):
-            await self._stack.aclose()
+            for endpoint in self._endpoints:
+                await endpoint.aclose()
 
     async def fetch(self, account_id: int, start: date, end: date) -> FetchedReport:
         """
-        Fetch the report of one account and period.
+        Fetch the report of an account for the days from `start` to `end`, both included.
 
-        Args:
-            account_id: The affiliate account.
-            start: First day.
-            end: Last day, included.
         Raises:
-            NoServiceError: It could not be had, and no other could.
-            ReportError: It could not be had, or is not the report that was asked for; names account and period.
+            NoServiceError: The report cannot be fetched, and neither can any other.
+            ReportError: The report cannot be fetched, or the answer is not that report; names account and days.
         """
         path = report_path(account_id, start, end)
-        named = f"account {account_id}, {DateRange(start, end)}"
         try:
-            body = await self._body(path)
+            body = await self._fetch_body(path)
             return await run_sync(partial(read_report, body, account_id=account_id, fetched_at=self._wall_time()))
         except ReportError as error:
-            raise type(error)(f"{named}: {error}") from None
+            raise type(error)(f"account {account_id}, {DateRange(start, end)}: {error}") from None
 
-    async def _body(self, path: str) -> bytes:
+    async def _fetch_body(self, path: str) -> bytes:
         """
-        Ask until there is an answer or no patience left.
+        Request a report until it arrives or the time to retry is over.
 
-        Once nothing was had for as long as there is patience, whatever was asked for, each report is asked for once.
-
-        Raises:
-            ReportError: There is no report, or none that waiting would bring.
+        If no report at all has arrived for that time, request further ones only once.
         """
         failing_since = math.inf
-
-        def is_out_of_patience(state: RetryCallState) -> bool:
-            nonlocal failing_since
+        attempt = 0
+        while True:
+            attempt += 1
+            verdict, body, admission = await self._attempt(path)
+            if verdict.action is Action.ACCEPT:
+                return body
+            if verdict.action not in _RETRIED:
+                raise _refusal(verdict)
             now = anyio.current_time()
             failing_since = min(failing_since, now)
-            since = failing_since if self._failing_since is None else min(failing_since, self._failing_since)
-            return now - since >= self._patience_for(_failure(state).verdict)
+            if self._failing_since is None:
+                self._failing_since = now
+            requested_s = verdict.retry_after_s or 0.0
+            if requested_s > self._give_up_after_s:
+                self._gate.note_failure(verdict, admission)
+                raise NoServiceError(f"{verdict.message}; it asks to wait {requested_s:g} s, which is too long")
+            if now - min(failing_since, self._failing_since) >= self._limit_s(verdict):
+                raise self._give_up(verdict, admission, attempt)
+            self._gate.note_failure(verdict, admission)
+            log.info("retry_scheduled", reason=verdict.reason, message=verdict.message)
+            if not self._gate.reason:  # otherwise, the closed gate makes the next attempt wait
+                await self._gate.sleep(max(self._gate.backoff_s(attempt), requested_s))
 
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(_FailedError),
-            stop=is_out_of_patience,
-            wait=self._wait_s,
-            sleep=self._sleep,
-            before_sleep=self._note_retry,
-            retry_error_callback=self._give_up,
-        )
-        return await retrying(self._body_once, path)
+    def _limit_s(self, verdict: Verdict) -> float:
+        """Return how long to retry; short for a setup fault before the first answer."""
+        is_hopeless = verdict.is_set_up_fault and self._fails_fast
+        return min(self._give_up_after_s, FAIL_FAST_S) if is_hopeless else self._give_up_after_s
 
-    async def _body_once(self, path: str) -> bytes:
-        """
-        Ask once.
-
-        Raises:
-            _FailedError: It makes sense to ask again.
-            ReportError: It does not.
-        """
-        verdict, body, passage = await self._attempt(path)
-        if verdict.action is Action.ACCEPT:
-            return body
-        if verdict.action not in _WAITED_OUT:
-            raise _refusal(verdict)
-        if self._failing_since is None:
-            self._failing_since = anyio.current_time()
-        asked_s = verdict.retry_after_s or 0.0
-        if asked_s > self._patience_s:
-            self._gate.note_failure(verdict, passage)
-            raise NoServiceError(f"{verdict.message}; it asks to wait {asked_s:g} s, which is too long")
-        raise _FailedError(verdict, passage)
-
-    def _wait_s(self, state: RetryCallState) -> float:
-        return max(self._gate.backoff_s(state.attempt_number), _failure(state).verdict.retry_after_s or 0.0)
-
-    def _note_retry(self, state: RetryCallState) -> None:
-        failure = _failure(state)
-        self._gate.note_failure(failure.verdict, failure.passage)
-        log.info("retry_scheduled", reason=failure.verdict.reason, message=failure.verdict.message)
-
-    async def _sleep(self, seconds: float) -> None:
-        if not self._gate.reason:  # while it is shut, the waiting is done there
-            await self._gate.sleep(seconds)
-
-    def _give_up(self, state: RetryCallState) -> NoReturn:
-        failure = _failure(state)
-        raise self._given_up(failure.verdict, failure.passage, state.attempt_number)
-
-    def _patience_for(self, verdict: Verdict) -> float:
-        """Return how long a failure is waited out; a fault of the set-up not for long before there was an answer."""
-        is_hopeless = verdict.is_set_up_fault and self._is_failing_fast
-        return min(self._patience_s, FAIL_FAST_S) if is_hopeless else self._patience_s
-
-    async def _attempt(self, path: str) -> tuple[Verdict, bytes, Passage]:
-        """Ask once; a failure that is waited out is for the caller to note."""
-        passage = await self._entered()
-        try:
-            verdict, body = await self._sent(path)
-        finally:
-            self._gate.leave()
-        if verdict.action not in _WAITED_OUT:
-            self._failing_since = None
-            self._is_failing_fast = False
-            note = self._gate.note_accepted if verdict.action is Action.ACCEPT else self._gate.note_answered
-            note(passage)
-        return verdict, body, passage
-
-    async def _entered(self) -> Passage:
-        """
-        Wait until a request may be sent.
-
-        Raises:
-            NoServiceError: The answer to another request asks for a wait that is too long.
-        """
-        while True:
-            with anyio.move_on_after(max(self._patience_s, _LOOK_S)):
-                return await self._gate.enter(1)
-            wait_s = self._gate.wait_s
-            if wait_s > self._patience_s:
-                raise NoServiceError(f"{self._gate.message}; it asks to wait {wait_s:.0f} s more, which is too long")
-
-    def _given_up(self, verdict: Verdict, passage: Passage, attempts: int) -> ReportError:
-        """Return what a report that failed for too long means for the others."""
-        patience_s = self._patience_for(verdict)
-        times = "once" if attempts == 1 else f"{attempts} times within {patience_s:g} s"
-        message = f"{verdict.message}; it was asked for {times}"
+    def _give_up(self, verdict: Verdict, admission: Admission, attempts: int) -> ReportError:
+        """Return the error of a report that failed for too long, and report the result to the gate."""
+        limit_s = self._limit_s(verdict)
+        times = "once" if attempts == 1 else f"{attempts} times within {limit_s:g} s"
+        message = f"{verdict.message}; it was requested {times}"
         assert self._failing_since is not None
-        has_nothing = anyio.current_time() - self._failing_since >= patience_s
-        if has_nothing and (verdict.action is Action.THROTTLE or not verdict.status):
-            self._gate.note_failure(verdict, passage)
+        all_fail = anyio.current_time() - self._failing_since >= limit_s
+        if all_fail and (verdict.action is Action.THROTTLE or not verdict.status):
+            self._gate.note_failure(verdict, admission)
             return NoServiceError(message)
-        self._gate.note_answered(passage)  # the service is there: another report may fare better
+        self._gate.note_answered(admission)  # the service is reachable, so other reports may be available
         return ReportError(message)
 
-    async def _sent(self, path: str) -> tuple[Verdict, bytes]:
-        """Ask once; and once more if that may be because of the token, the key or an old connection."""
-        endpoint = await self._idle_rx.receive()
+    async def _attempt(self, path: str) -> tuple[Verdict, bytes, Admission]:
+        """Request a report once the gate admits it; the caller reports failures that are retried to the gate."""
+        admission = await self._enter_gate()
+        endpoint = self._idle.pop()
         try:
-            verdict, body, has_remedy = await self._sent_over(endpoint, path)
-            if has_remedy:
-                verdict, body, _ = await self._sent_over(endpoint, path)
-            return verdict, body
+            verdict, body, retry_now = await self._request(endpoint, path)
+            if retry_now:  # with another token, key or connection
+                verdict, body, _ = await self._request(endpoint, path)
         finally:
-            self._idle_tx.send_nowait(endpoint)
+            self._idle.append(endpoint)
+            self._gate.leave()
+        if verdict.action not in _RETRIED:
+            self._failing_since = None
+            self._fails_fast = False
+            note = self._gate.note_accepted if verdict.action is Action.ACCEPT else self._gate.note_answered
+            note(admission)
+        return verdict, body, admission
 
-    async def _sent_over(self, endpoint: Endpoint, path: str) -> tuple[Verdict, bytes, bool]:
+    async def _enter_gate(self) -> Admission:
+        while True:
+            with anyio.move_on_after(max(self._give_up_after_s, _GATE_CHECK_S)):
+                return await self._gate.enter(1)
+            wait_s = self._gate.wait_s
+            if wait_s > self._give_up_after_s:
+                raise NoServiceError(f"{self._gate.problem}; it asks to wait another {wait_s:.0f} s, which is too long")
+
+    async def _request(self, endpoint: Endpoint, path: str) -> tuple[Verdict, bytes, bool]:
+        """Send a request; return the verdict, the body, and whether an immediate second request may succeed."""
         try:
             authorization = await self._credentials.authorize()
             answer = await endpoint.request(
@@ -263,51 +187,37 @@ class ReportClient:
             )
         except NoTokenError as error:
             action = Action.RETRY if error.reason == "token_endpoint" else Action.PAUSE
-            is_set_up_fault = error.is_set_up_fault
-            verdict = Verdict(
-                action, error.reason, error.message, 0, error.retry_after_s, is_set_up_fault=is_set_up_fault
-            )
-            return verdict, b"", False
+            return replace(without_answer(error), action=action), b"", False
         except NoAnswerError as error:
-            return without_answer(error.cause, str(error), is_tls=error.is_tls), b"", error.is_stale
+            return without_answer(error), b"", error.is_stale
         verdict = _verdict(answer, self._wall_time(), partial(quotation, authorization=authorization))
-        return verdict, answer.body, self._credentials.learn(verdict.action, authorization)
+        return verdict, answer.body, self._credentials.note_answer(verdict.action, authorization)
 
 
 def report_path(account_id: int, start: date, end: date) -> str:
-    """
-    Make the path of a report, to be appended to the base address.
-
-    Raises:
-        ReportError: `start` is after `end`.
-    """
+    """Return the path of a report below the base URL; raise ReportError if `start` is after `end`."""
     check_order(start, end)
     return wire.REPORT_PATH.format(account_id=account_id, start=start.isoformat(), end=end.isoformat())
 
 
-def _failure(state: RetryCallState) -> _FailedError:
-    assert state.outcome is not None
-    error = state.outcome.exception()
-    assert isinstance(error, _FailedError)
-    return error
-
-
 def _refusal(verdict: Verdict) -> ReportError:
-    """Return why there is no report, in terms of reports: the table of verdicts is about records."""
-    if verdict.reason in _NOT_LET_IN:
+    """Return the error of a verdict, worded for reports: the table of verdicts is about records."""
+    if verdict.reason in _ACCESS_FAULTS:
         return NoServiceError(verdict.message)
     if verdict.status == 404:
-        return ReportError(f"{_NO_REPORT} (HTTP 404)")
+        return ReportError(
+            "the report does not exist: the account is unknown to the service, or report.base_url is wrong (HTTP 404)"
+        )
     if verdict.action in {Action.BISECT, Action.HALVE}:
         return ReportError(
-            "the service refuses this account or period; it may take no range that crosses the end of a month, "
-            f"then ask for each month by itself: --split month (HTTP {verdict.status})"
+            "the service refuses this account or period; it may not support periods across months; if so, request "
+            f"each month separately: --split month (HTTP {verdict.status})"
         )
     return ReportError(verdict.message)
 
 
 def _verdict(answer: Answer, wall_time: float, quote: Callable[[str], str]) -> Verdict:
-    """Return the verdict on an answer; one that claims success counts as a report until it is read."""
+    """Return the verdict on an answer; status 200 counts as a report until it is parsed."""
     if len(answer.body) > _MAX_REPORT_BYTES:
         return Verdict(Action.PAUSE, "too_large", f"the report is larger than {_MAX_REPORT_BYTES >> 20} MiB")
     if answer.status == 200 and answer.content_type != "text/html":

@@ -1,4 +1,4 @@
-"""Hashes the content of a report: the same for two answers that differ only in ids and times of the request."""
+"""Hashes the content of a report; answers that differ only in ids and times of the request have the same hash."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from shipper.report.document import REPORT_SHAPE, Shape, with_service_spelling
+from shipper.report.document import REPORT_SHAPE, Shape, normalize_spelling
 
-_OF_THE_REQUEST: Final = ("id", "reportingTime")  # documented: each request gets them anew
-# Of fields that are not documented: names and values of what a request gets anew.
+_REQUEST_FIELDS: Final = ("id", "reportingTime")  # documented: differ in every answer
+# Names and values of undocumented fields that differ in every answer.
 _REQUEST_NAME: Final = re.compile(
     r"(request|correlation|operation|activity|invocation|session|trace|span)-?_?(id|guid|uuid|identifier|number|key)$"
     r"|^(trace-?_?(parent|state)|timestamp|elapsed|duration|took)(-?_?(ms|s|millis|seconds|milliseconds))?$",
@@ -27,8 +27,7 @@ _REQUEST_VALUE: Final = re.compile(
     r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:?\d\d)?",
     re.IGNORECASE,
 )
-_SOMETHING: Final = "of the request"
-_EXPONENT_DIGITS_MAX: Final = 2  # a documented figure has no more
+_EXPONENT_DIGITS_MAX: Final = 2  # enough for documented figures
 
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
 _LIST: Final = msgspec.json.Decoder(list[Raw])
@@ -37,75 +36,69 @@ _SORTED: Final = msgspec.json.Encoder(order="sorted")
 
 def content_hash(body: bytes) -> str:
     """
-    Hash the content of a report, undocumented fields included.
+    Return the hash of a report's content including undocumented fields, as 64 hexadecimal characters.
 
-    What does not count: `id` and `reportingTime` of the report; the order of fields, of brands and of marketing
-    sources; how a figure is written (1e2 is 100.0000), how the account's id is spelt, and whether a documented field
-    that says nothing is null or absent. Of an undocumented field that looks like one of the request (an id, a time)
-    it counts only that it is there.
-
-    Args:
-        body: A report that could be read.
-    Returns:
-        64 hexadecimal characters.
+    These do not affect it: `id` and `reportingTime` of the report; the order of fields, brands and marketing sources;
+    the notation of figures (1e2 equals 100.0000); the spelling of the name of the account's id; and whether an empty
+    documented field is null or absent. For an undocumented field that looks like an id or a time of the request, only
+    its presence counts, not its value.
     """
-    document = _OBJECT.decode(with_service_spelling(body))
-    for name in _OF_THE_REQUEST:
+    document = _OBJECT.decode(normalize_spelling(body))
+    for name in _REQUEST_FIELDS:
         document.pop(name, None)
     return _digest(document, REPORT_SHAPE)
 
 
 def _digest(fields: dict[str, Raw], shape: Shape) -> str:
     try:
-        return sha256(_SORTED.encode(_of_object(fields, shape))).hexdigest()
-    except (RecursionError, UnicodeEncodeError):  # nested too deep, or half a character: compared as it is written
+        return sha256(_SORTED.encode(_normalized(fields, shape))).hexdigest()
+    except (RecursionError, UnicodeEncodeError):  # nested too deep, or a lone surrogate: hash the original text
         return sha256(_SORTED.encode(fields)).hexdigest()
 
 
-def _of_object(fields: dict[str, Raw], shape: Shape) -> dict[str, Any]:
-    """Return an object as it counts; of a long list in it, one item at a time is taken apart."""
+def _normalized(fields: dict[str, Raw], shape: Shape) -> dict[str, Any]:
+    """Return the content of an object; documented lists become digests, so that only one item is decoded at a time."""
     lists: dict[str, Any] = {}
-    plain: dict[str, Raw] = {}
+    others: dict[str, Raw] = {}
     for name, raw in fields.items():
         item = shape.fields[name].item if name in shape.fields else None
         if item is None:
-            plain[name] = raw
+            others[name] = raw
         else:
-            lists[name] = sorted(_digest(_OBJECT.decode(each), item) for each in _LIST.decode(raw))
-    values = json.loads(msgspec.json.encode(plain), parse_int=_number, parse_float=_number)
-    return {**_said(values, shape), **lists}
+            lists[name] = sorted(_digest(_OBJECT.decode(entry), item) for entry in _LIST.decode(raw))
+    values = json.loads(msgspec.json.encode(others), parse_int=_number, parse_float=_number)
+    return {**_drop_empty(values, shape), **lists}
 
 
-def _said(values: dict[str, Any], shape: Shape) -> dict[str, Any]:
-    """Leave out what says nothing."""
-    found: dict[str, Any] = {}
+def _drop_empty(values: dict[str, Any], shape: Shape) -> dict[str, Any]:
+    result: dict[str, Any] = {}
     for name, value in values.items():
         inner = shape.fields.get(name)
         if inner is None:
-            value = _lasting(value, name)
+            value = _mask_request_values(value, name)
         elif inner.fields and isinstance(value, dict):
-            value = _said(value, inner) or None
+            value = _drop_empty(value, inner) or None
         if value is not None:
-            found[name] = value
-    return found
+            result[name] = value
+    return result
 
 
-def _lasting(value: Any, name: str) -> Any:
-    """Replace what a request gets anew in a field that is not documented."""
+def _mask_request_values(value: Any, name: str) -> Any:
+    """Replace values of an undocumented field that differ in every answer."""
     match value:
         case dict():
-            return {inner: _lasting(each, inner) for inner, each in value.items()}
+            return {inner: _mask_request_values(item, inner) for inner, item in value.items()}
         case list():
-            return [_lasting(each, name) for each in value]
+            return [_mask_request_values(item, name) for item in value]
         case str() | Raw() if _REQUEST_NAME.search(name):
-            return _SOMETHING
+            return "of the request"
         case str() if _REQUEST_VALUE.fullmatch(value):
-            return _SOMETHING
+            return "of the request"
     return value
 
 
 def _number(text: str) -> Raw:
-    """Write a number in one way, as text: it may be of any size. With a large exponent it is left as it is."""
+    """Return a number in a single notation, unless its exponent is large."""
     if "e" in text or "E" in text:
         exponent = text.lower().partition("e")[2].lstrip("+-0")
         if len(exponent) > _EXPONENT_DIGITS_MAX:

@@ -1,4 +1,4 @@
-"""Parses the service's answer into a report: typed, figures exact, unknown fields listed."""
+"""Parses the service's answer into a report, with exact figures, a list of unknown fields, and merged sources."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from codecs import BOM_UTF8
 from collections.abc import Mapping
 from decimal import Decimal
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct, inspect
+from msgspec.structs import replace
 
 from shipper.codec.rules import NESTING_MAX, may_nest_deeply, nests_deeply
 from shipper.model import wire
 from shipper.model.errors import ReportError
-from shipper.report.merging import merged
+from shipper.report.changes import element_path
+from shipper.report.metrics import METRICS
 
-_MISSPELT: Final = "affilaiteAccountId"
-_SPELT_RIGHT: Final = "affiliateAccountId"
+_MISSPELLED: Final = "affilaiteAccountId"
+_CORRECT: Final = "affiliateAccountId"
 _NOT_A_REPORT: Final = "the answer is not a daily report"
 _TOO_DEEP: Final = f"{_NOT_A_REPORT}: it is nested deeper than {NESTING_MAX} levels"
 
-# Far beyond any amount of money. Without a bound `1e999999999` would be a valid number, and a table would write it out.
+# More than any amount of money needs. Without a limit, `1e999999999` would be valid, and a table print all its digits.
 _DIGITS_MAX: Final = 30
 
 _REPORT: Final = msgspec.json.Decoder(wire.DailyReport)
@@ -32,15 +34,13 @@ _LIST: Final = msgspec.json.Decoder(list[Raw])
 
 class FetchedReport(Struct, frozen=True, kw_only=True):
     """
-    A report and what it was read from.
+    A report and the answer that it was parsed from.
 
     Attributes:
-        report: What it says; a marketing source that is listed more than once is put together, see `merging`.
-        body: The answer as it came, to the byte; a byte order mark before it, which JSON does not have, is left out.
-        unknown_fields: Paths of the fields that are not documented, `brands[].extra`; each once, however often it is
-            there. Their values are in the body alone.
-        merged: Places of the marketing sources that were put together.
-        fetched_at: Seconds since the epoch; None if that is not known.
+        body: The unchanged answer, without a byte order mark, which JSON does not allow.
+        unknown_fields: Unique paths of undocumented fields, `brands[].extra`; their values are only in the body.
+        merged: Paths of the marketing sources that were listed more than once, see `merge_listings`.
+        fetched_at: Seconds since the epoch; None if unknown.
     """
 
     report: wire.DailyReport
@@ -55,66 +55,58 @@ class FetchedReport(Struct, frozen=True, kw_only=True):
 
 def read_report(body: bytes, *, account_id: int, fetched_at: float | None = None) -> FetchedReport:
     """
-    Read the service's answer.
+    Parse the service's answer.
+
+    Figures and names may be missing or null; the ids of the account, its brands and marketing sources may not. The
+    name of the account's id may also be spelled correctly.
 
     Args:
-        body: The answer's body; `source.affilaiteAccountId` may also be spelt right. Figures and names may be missing
-            or null, the ids of the account, its brands and marketing sources may not.
-        account_id: The account that was asked for.
-        fetched_at: When the answer came, seconds since the epoch.
+        account_id: The requested account.
+        fetched_at: Seconds since the epoch.
     Raises:
-        ReportError: The body is not the report (not JSON, a web page, another document, a figure that is written as a
-            string or is out of range), or it is the report of another account.
+        ReportError: The body is not a report (not JSON, a web page, another document, a figure that is a string or out
+            of range), or it is the report of another account.
     """
     body = body.removeprefix(BOM_UTF8)
     if body.lstrip()[:1] == b"<":
         raise ReportError("the answer is a web page, not a report; check the report's base_url")
     try:
-        body.decode()  # the decoder does not look into what it passes over
-        report = _REPORT.decode(with_service_spelling(body))
+        body.decode()  # the decoder does not validate the text that it skips
+        report = _REPORT.decode(normalize_spelling(body))
     except msgspec.ValidationError as error:
         raise ReportError(f"{_NOT_A_REPORT}: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ReportError(f"the answer is not JSON: {error}") from error
     except RecursionError:
         raise ReportError(_TOO_DEEP) from None
-    _check_nesting(body)
-    if report.source.affiliate_account_id != account_id:
-        raise ReportError(
-            f"account {account_id} was requested, the report is of account {report.source.affiliate_account_id}"
-        )
-    unknown: dict[str, None] = {}  # a set that keeps the order
-    _examine(body, REPORT_SHAPE, "$", unknown)
-    report, places = merged(report)
-    return FetchedReport(report=report, body=body, unknown_fields=tuple(unknown), merged=places, fetched_at=fetched_at)
-
-
-def _check_nesting(body: bytes) -> None:
-    """
-    See that a document that could be decoded here can be decoded again, and encoded, further down the stack.
-
-    Raises:
-        ReportError: It is nested too deep, be it in a field that nobody knows.
-    """
+    # Code deeper in the stack must be able to decode and encode the document, too, including unknown fields.
     if may_nest_deeply(body, 0) and nests_deeply(body):
         raise ReportError(_TOO_DEEP)
+    if report.source.affiliate_account_id != account_id:
+        raise ReportError(
+            f"account {account_id} was requested, but the report is for account {report.source.affiliate_account_id}"
+        )
+    unknown: dict[str, None] = {}  # an ordered set
+    _examine(body, REPORT_SHAPE, "$", unknown)
+    report, merged = merge_listings(report)
+    return FetchedReport(report=report, body=body, unknown_fields=tuple(unknown), merged=merged, fetched_at=fetched_at)
 
 
-def with_service_spelling(body: bytes) -> bytes:
-    """Put the misspelt name in the place of the right one; figures stay as they are written, not read as floats."""
+def normalize_spelling(body: bytes) -> bytes:
+    """Replace the correct name of the account's id by the service's misspelled one; figures stay unchanged."""
     try:
         document = _OBJECT.decode(body) or {}
         source = _OBJECT.decode(document.get("source", b"null")) or {}
     except msgspec.ValidationError:
-        return body  # the decoder of the report says where it is wrong
-    if _MISSPELT in source or _SPELT_RIGHT not in source:
+        return body  # the report's decoder reports the error
+    if _MISSPELLED in source or _CORRECT not in source:
         return body
-    source[_MISSPELT] = source.pop(_SPELT_RIGHT)
+    source[_MISSPELLED] = source.pop(_CORRECT)
     return msgspec.json.encode({**document, "source": source})
 
 
 class Shape(NamedTuple):
-    """What is known of a value: the fields of an object, the item of a list, or whether it is a figure."""
+    """The shape of a documented value: the fields of an object, the item of a list, or a figure."""
 
     fields: Mapping[str, Shape] = MappingProxyType({})
     item: Shape | None = None
@@ -126,8 +118,8 @@ def _shape_of(kind: inspect.Type) -> Shape:
         (kind,) = (option for option in kind.types if not isinstance(option, inspect.NoneType))
     if isinstance(kind, inspect.StructType):
         fields = {field.encode_name: _shape_of(field.type) for field in kind.fields}
-        if _MISSPELT in fields:
-            fields[_SPELT_RIGHT] = fields[_MISSPELT]
+        if _MISSPELLED in fields:
+            fields[_CORRECT] = fields[_MISSPELLED]
         return Shape(fields=fields)
     if isinstance(kind, inspect.ListType):
         return Shape(item=_shape_of(kind.item_type))
@@ -139,13 +131,9 @@ REPORT_SHAPE: Final = _shape_of(inspect.type_info(wire.DailyReport))
 
 def _examine(raw: Raw | bytes, shape: Shape, path: str, unknown: dict[str, None]) -> None:
     """
-    Go through the text of a document that could be decoded, for what the decoder does not tell.
+    Collect unknown fields, and check figures: the decoder accepts strings, even `"NaN"`, and any exponent.
 
-    It takes strings for figures, `"NaN"` too, takes any exponent, and passes over fields that it does not know. Only
-    one way down from the root is held at a time: a large document is there once, as its text.
-
-    Raises:
-        ReportError: A figure is a string or out of range.
+    Only one path from the root is decoded at a time, so that a large document is in memory only once, as its text.
     """
     if shape.is_figure:
         _check_figure(bytes(raw), path)
@@ -157,8 +145,8 @@ def _examine(raw: Raw | bytes, shape: Shape, path: str, unknown: dict[str, None]
             if name in shape.fields:
                 _examine(value, shape.fields[name], f"{path}.{name}", unknown)
             else:
-                place = re.sub(r"\[\d+\]", "[]", path)
-                unknown[f"{place}.{name}".removeprefix("$.")] = None
+                parent = re.sub(r"\[\d+\]", "[]", path)
+                unknown[f"{parent}.{name}".removeprefix("$.")] = None
 
 
 def _check_figure(text: bytes, path: str) -> None:
@@ -170,5 +158,62 @@ def _check_figure(text: bytes, path: str) -> None:
     exponent = value.as_tuple().exponent
     if not isinstance(exponent, int) or value.adjusted() >= _DIGITS_MAX or exponent < -_DIGITS_MAX:
         raise ReportError(
-            f"{_NOT_A_REPORT}: {path} is out of range, with more than {_DIGITS_MAX} digits before or behind the point"
+            f"{_NOT_A_REPORT}: {path} is out of range, with more than {_DIGITS_MAX} digits before or after the decimal "
+            "point"
         )
+
+
+def merge_listings(report: wire.DailyReport) -> tuple[wire.DailyReport, tuple[str, ...]]:
+    """
+    Merge multiple listings of a marketing source, unless their figures conflict.
+
+    Otherwise, a source listed once with and once without figures would have no sum.
+
+    Returns:
+        The report, and the paths of the merged sources.
+    """
+    first_listings: dict[tuple[int, int], tuple[list[wire.MarketingSource], int]] = {}
+    paths: dict[str, None] = {}  # an ordered set
+    brands: list[wire.Brand] = []
+    for brand in report.brands:
+        entries: list[wire.MarketingSource] = []
+        for entry in brand.marketing_sources:
+            listed, index = first_listings.setdefault((brand.id, entry.id), (entries, len(entries)))
+            is_first = listed is entries and index == len(entries)
+            merged = None if is_first else _merge(listed[index], entry)
+            if merged is None:
+                entries.append(entry)
+            else:
+                listed[index] = merged
+                paths[element_path(brand.id, entry.id)] = None
+        brands.append(replace(brand, marketing_sources=entries))
+    return (replace(report, brands=brands), tuple(paths)) if paths else (report, ())
+
+
+def _merge(one: wire.MarketingSource, other: wire.MarketingSource) -> wire.MarketingSource | None:
+    """Merge two listings; return None if both have the same figure, or money in two currencies."""
+    for metric in METRICS:
+        first, second = metric.figure(one), metric.figure(other)
+        if None not in (first.result, second.result) or None not in (first.adjustment, second.adjustment):
+            return None
+    if not _has_money(one):
+        one, other = other, one
+    if _has_money(other) and (one.reporting_currency, one.exchange_rate) != (
+        other.reporting_currency,
+        other.exchange_rate,
+    ):
+        return None
+    return _fill(one, other)  # type: ignore[no-any-return]
+
+
+def _has_money(entry: wire.MarketingSource) -> bool:
+    figures = [metric.figure(entry) for metric in METRICS if metric.is_money]
+    return any(figure.result is not None or figure.adjustment is not None for figure in figures)
+
+
+def _fill(value: Any, other: Any) -> Any:
+    """Fill missing or empty values of a listing from another one."""
+    if isinstance(value, Struct) and isinstance(other, Struct):
+        fields = {name: _fill(getattr(value, name), getattr(other, name)) for name in value.__struct_fields__}
+        return replace(value, **fields)
+    return other if value is None or value == "" else value

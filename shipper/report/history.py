@@ -1,8 +1,8 @@
 """
-The history of reports: every version of a period that was fetched, so that a restatement can be shown.
+The history of reports: all fetched versions, so that restatements can be shown.
 
-It has its own database in the state directory, outside the directory's lock: reports are fetched while a sidecar
-runs, also by several processes at once.
+It has its own database in the state directory and does not need the directory's lock: several processes may fetch
+reports while a shipper is running.
 """
 
 from __future__ import annotations
@@ -12,44 +12,70 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 
-from shipper.model.errors import StateError
+from shipper.model import wire
+from shipper.model.errors import ConfigError, StateError
+from shipper.report.changes import Change, diff, is_restated
 from shipper.report.content import content_hash
-from shipper.report.history_file import FILE_NAME, HOOKS_LOCK, note_sources, open_database, understood
-from shipper.report.ranges import DateRange
-from shipper.state.sqlite import all_or_nothing
+from shipper.report.document import FetchedReport, read_report
+from shipper.report.ranges import DateRange, Part
+from shipper.state import sqlite
+from shipper.state.directory import why_unusable
 
+FILE_NAME: Final = "reports.db"
+SCHEMA_VERSION: Final = 1
+
+_HOOKS_LOCK: Final = "reports.lock"
+_APPLICATION_ID: Final = 0x53485250  # "SHRP"; identifies our databases
+_SCHEMA: Final = """
+CREATE TABLE versions (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    account INTEGER NOT NULL,
+    first_day TEXT NOT NULL,
+    last_day TEXT NOT NULL,
+    check_sum TEXT NOT NULL,
+    first_fetched_at REAL NOT NULL,
+    last_fetched_at REAL NOT NULL,
+    fetches INTEGER NOT NULL,
+    content_hash TEXT NOT NULL,
+    body BLOB NOT NULL -- the first answer with this content, compressed by zlib
+) STRICT;
+CREATE INDEX versions_of_period ON versions (account, first_day, last_day, last_fetched_at);
+CREATE TABLE hooks ( -- of `report watch --on-change`: the versions of a period for which it has run
+    account INTEGER NOT NULL,
+    first_day TEXT NOT NULL,
+    last_day TEXT NOT NULL,
+    up_to INTEGER NOT NULL, -- number of the last such version; 0 = none
+    PRIMARY KEY (account, first_day, last_day)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE sources ( -- all marketing sources in the versions of an account's reports
+    account INTEGER NOT NULL,
+    media INTEGER NOT NULL,
+    PRIMARY KEY (account, media)
+) STRICT, WITHOUT ROWID;
+"""
+_BUSY_LIMIT_S: Final = 30.0
 _COLUMNS: Final = (
     "number, account, first_day, last_day, check_sum, content_hash, first_fetched_at, last_fetched_at, fetches"
 )
-_ACCOUNTS: Final = "SELECT DISTINCT account FROM versions"
-
-
-class _CheckSum(Struct):
-    lastCheckSum: str
 
 
 class Version(Struct, frozen=True):
     """
-    One version of the report of an account and period: what it said from one fetch to another.
+    A version of a report: consecutive fetches with the same content.
 
     Attributes:
-        number: Identifies it in this history.
-        start: First day that was asked for.
-        end: Last day that was asked for, included.
-        check_sum: `lastCheckSum` as the service wrote it.
-        content_hash: Of what the report says, see `content_hash`.
-        first_fetched_at: When the content came first, seconds since the epoch.
-        last_fetched_at: When the same content came last.
-        fetches: How often it came.
+        start, end: The requested days, both included.
+        first_fetched_at, last_fetched_at: Seconds since the epoch.
     """
 
     number: int
@@ -64,24 +90,28 @@ class Version(Struct, frozen=True):
 
     @property
     def days(self) -> DateRange:
-        """The days that were asked for."""
         return DateRange(self.start, self.end)
 
+    @property
+    def part(self) -> Part:
+        return Part(self.account, self.days)
 
-class Added(NamedTuple):
-    """
-    What became of an answer.
+    @property
+    def is_new(self) -> bool:
+        return self.fetches == 1
 
-    Attributes:
-        is_new: Whether its content differs from what was fetched before it, if anything was.
-    """
+
+class Comparison(NamedTuple):
+    """A stored report compared with the previous version, which is None if there is none or nothing changed."""
 
     version: Version
-    is_new: bool
+    status: Literal["new", "unchanged", "restated", "document changed"]
+    earlier: wire.DailyReport | None = None
+    changes: Sequence[Change] = ()
 
 
 class LatestFetch(Struct, frozen=True):
-    """The report that was fetched last: when, seconds since the epoch, and what was asked for."""
+    """The last fetch of a report: time in seconds since the epoch, account and days."""
 
     fetched_at: float
     account: int
@@ -91,16 +121,18 @@ class LatestFetch(Struct, frozen=True):
 
 class History:
     """
-    The reports of one state directory. Calls block, and are made one at a time.
+    The stored reports of a state directory. Calls block; make them one at a time.
+
+    All methods raise `StateError` if the database cannot be read or written.
 
     Raises:
-        ConfigError: The directory cannot be made.
-        StateError: The database is foreign, damaged, or was written by another version. It is left as it is.
+        ConfigError: The directory cannot be created.
+        StateError: The database is foreign, damaged, or was written by another version. It is left unchanged.
     """
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE_NAME
-        self._db = open_database(directory)
+        self._db = _open(directory)
 
     def __repr__(self) -> str:
         return f"<History {self._path}>"
@@ -108,170 +140,150 @@ class History:
     def close(self) -> None:
         self._db.close()
 
-    def add(self, account: int, start: date, end: date, body: bytes, fetched_at: float) -> Added:
-        """
-        Keep an answer, or count it if what was fetched before it had the same content.
+    # Versions
 
-        A content that comes back after another one is a version of its own: that is a restatement, too.
+    def add_and_compare(self, part: Part, fetched: FetchedReport) -> Comparison:
+        """Add a report, and compare it with the previous version."""
+        version = self.add(part, fetched)
+        if not version.is_new:
+            return Comparison(version, "unchanged")
+        versions = self.versions(part)
+        before = versions[: versions.index(version)]
+        if not before:
+            return Comparison(version, "new")
+        earlier = self.report(before[-1]).report
+        changes = diff(earlier, fetched.report)
+        is_restated = any(change.is_figure for change in changes)
+        return Comparison(version, "restated" if is_restated else "document changed", earlier, changes)
 
-        Args:
-            start: First day that was asked for.
-            end: Last day that was asked for, included.
-            body: The answer, as `read_report` could read it.
-            fetched_at: Seconds since the epoch. Answers of several processes may come a little out of order.
-        Raises:
-            StateError: It could not be kept.
+    def add(self, part: Part, fetched: FetchedReport) -> Version:
         """
-        content = content_hash(body)
+        Add a report as a new version, or count it as a fetch of an adjacent version with the same content.
+
+        If earlier content returns after a different one, it is a new version, as that is a restatement, too. Answers of
+        several processes may be slightly out of order.
+        """
+        assert fetched.fetched_at is not None, "it came from the service"
+        content = content_hash(fetched.body)
         with self._transaction():
-            versions = self.versions(account, start, end)
-            for neighbour in _neighbours(versions, fetched_at):
-                # An earlier version of this program may have made the hash otherwise.
-                if content == neighbour.content_hash or content == content_hash(self.body(neighbour)):
-                    counted = replace(neighbour, content_hash=content)
-                    return Added(self._count(counted, fetched_at), is_new=False)
-            version = Version(
-                number=0,
-                account=account,
-                start=start,
-                end=end,
-                check_sum=msgspec.json.decode(body, type=_CheckSum).lastCheckSum,
-                content_hash=content,
-                first_fetched_at=fetched_at,
-                last_fetched_at=fetched_at,
-                fetches=1,
+            for neighbour in _neighbours(self.versions(part), fetched.fetched_at):
+                if neighbour.content_hash == content:
+                    return self._count(neighbour, fetched.fetched_at)
+            self._db.executemany(
+                "INSERT OR IGNORE INTO sources (account, media) VALUES (?, ?)",
+                {(part.account, entry.id) for brand in fetched.report.brands for entry in brand.marketing_sources},
             )
-            note_sources(self._db, account, body)
-            return Added(self._insert(version, body), is_new=True)
+            check_sum, at = fetched.report.last_check_sum, fetched.fetched_at
+            version = Version(0, part.account, *part.days, check_sum, content, at, at, 1)
+            return replace(version, number=self._insert(version, fetched.body))
 
-    def versions(self, account: int, start: date, end: date) -> list[Version]:
-        """
-        List the versions of an account and period, the latest at the end.
+    def versions(self, part: Part) -> list[Version]:
+        """Return the versions of a report, oldest first."""
+        return self._select("first_day = ? AND last_day = ?", part)
 
-        Raises:
-            StateError: The database cannot be read.
-        """
-        return self._select("first_day = ? AND last_day = ?", account, start, end)
+    def within(self, part: Part) -> list[Version]:
+        """Return the versions of an account's reports whose periods lie within some days, by period, ascending."""
+        return self._select("first_day >= ? AND last_day <= ?", part)
 
-    def within(self, account: int, start: date, end: date) -> list[Version]:
-        """
-        List the versions of all periods of an account that lie within two days.
+    def sources(self) -> dict[int, frozenset[int]]:
+        """Return the marketing sources in all versions of reports by account."""
+        with _translate_errors(self._path):
+            sources: dict[int, set[int]] = {
+                account: set() for (account,) in self._db.execute("SELECT DISTINCT account FROM versions")
+            }
+            for account, media in self._db.execute("SELECT account, media FROM sources"):
+                sources.setdefault(account, set()).add(media)
+        return {account: frozenset(media) for account, media in sources.items()}
 
-        Returns:
-            Period by period, ascending; of each the latest version at the end.
-        Raises:
-            StateError: The database cannot be read.
-        """
-        return self._select("first_day >= ? AND last_day <= ?", account, start, end)
-
-    def _select(self, days: str, account: int, start: date, end: date) -> list[Version]:
-        with understood(self._path):
-            rows = self._db.execute(
-                f"SELECT {_COLUMNS} FROM versions WHERE account = ? AND {days}"
-                " ORDER BY first_day, last_day, last_fetched_at, number",
-                (account, start.isoformat(), end.isoformat()),
-            ).fetchall()
-        return [_version(row) for row in rows]
-
-    def latest_of_all(self) -> LatestFetch | None:
-        with understood(self._path):
+    def latest(self) -> LatestFetch | None:
+        with _translate_errors(self._path):
             row = self._db.execute(
                 "SELECT last_fetched_at, account, first_day, last_day FROM versions "
                 "ORDER BY last_fetched_at DESC LIMIT 1"
             ).fetchone()
         return LatestFetch(row[0], row[1], date.fromisoformat(row[2]), date.fromisoformat(row[3])) if row else None
 
-    def sources(self) -> dict[int, frozenset[int]]:
-        """
-        Return, by account, the marketing sources that any version of its reports names; of each account that is kept.
-
-        Raises:
-            StateError: The database cannot be read.
-        """
-        with understood(self._path):
-            found: dict[int, set[int]] = {number: set() for (number,) in self._db.execute(_ACCOUNTS)}
-            for account, media in self._db.execute("SELECT account, media FROM sources"):
-                found.setdefault(account, set()).add(media)
-        return {account: frozenset(media) for account, media in found.items()}
+    def report(self, version: Version) -> FetchedReport:
+        return read_report(self.body(version), account_id=version.account, fetched_at=version.first_fetched_at)
 
     def body(self, version: Version) -> bytes:
-        """
-        Return the answer that a version came with first, unchanged.
-
-        Raises:
-            StateError: The database cannot be read.
-        """
-        with understood(self._path):
+        """Return the unchanged first answer of a version."""
+        with _translate_errors(self._path):
             row = self._db.execute("SELECT body FROM versions WHERE number = ?", (version.number,)).fetchone()
             if row is None:
                 raise sqlite3.DatabaseError(f"version {version.number} is not in it")
             return zlib.decompress(row[0])
 
-    def begin_hook(self, account: int, start: date, end: date) -> None:
-        """
-        Make a hook due for versions of a period that come from now on, unless it was begun before.
+    # Hooks
 
-        Raises:
-            StateError: It cannot be kept.
-        """
+    def begin_hook(self, part: Part) -> None:
+        """Start tracking a report's hook for new versions, unless it is tracked already."""
         with self._transaction():
             self._db.execute(
                 "INSERT OR IGNORE INTO hooks SELECT ?1, ?2, ?3, coalesce(max(number), 0) FROM versions "
                 "WHERE account = ?1 AND first_day = ?2 AND last_day = ?3",
-                (account, start.isoformat(), end.isoformat()),
+                _key(part),
             )
 
-    def since_hook(self, account: int, start: date, end: date) -> list[Version]:
-        """
-        List the versions of a period that a hook has not been run for, behind the one that it was run for last.
-
-        Returns:
-            Empty if there are none, or no hook was begun.
-        Raises:
-            StateError: The database cannot be read.
-        """
-        with understood(self._path):
+    def since_hook(self, part: Part) -> list[Version]:
+        """Return the last version for which the hook has run and all later ones; empty if there are none later."""
+        with _translate_errors(self._path):
             row = self._db.execute(
-                "SELECT up_to FROM hooks WHERE account = ? AND first_day = ? AND last_day = ?",
-                (account, start.isoformat(), end.isoformat()),
+                "SELECT up_to FROM hooks WHERE account = ? AND first_day = ? AND last_day = ?", _key(part)
             ).fetchone()
-        versions = self.versions(account, start, end) if row else []
+        versions = self.versions(part) if row else []
         later = [version for version in versions if version.number > row[0]]
         return versions[-len(later) - 1 :] if later else []
 
+    def due_for_hook(self, part: Part) -> Version | None:
+        """Return the latest version of a report if the report was restated since its hook ran."""
+        versions = self.since_hook(part)
+        for before, after in pairwise(versions):
+            if is_restated(self.report(before).report, self.report(after).report):
+                return versions[-1]
+        if versions:
+            self.end_hook(versions[-1])
+        return None
+
     @contextmanager
-    def hook_turn(self, account: int, start: date, end: date) -> Iterator[bool]:
+    def hook_lock(self, part: Part) -> Iterator[bool]:
         """
-        Keep other processes from running a hook for a period meanwhile; yields whether none of them does already.
+        Lock the hook of a report; yield False if another process is running it.
 
-        The lock is that of a byte in a file of its own: it ends with the process.
-
-        Raises:
-            StateError: The file cannot be opened.
+        The lock is on a byte of a separate file, and is released when the process ends.
         """
-        path = self._path.with_name(HOOKS_LOCK)
+        path = self._path.with_name(_HOOKS_LOCK)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StateError(f"{path} cannot be opened ({error.strerror}); no hook is run") from error
+            raise StateError(f"{path} cannot be opened ({error.strerror}); no command is run") from error
         try:
             is_free = True
             try:
-                byte = zlib.crc32(f"{account} {start} {end}".encode())
+                byte = zlib.crc32("{} {} {}".format(*_key(part)).encode())
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-            except (BlockingIOError, PermissionError):  # which of the two is up to the system
+            except (BlockingIOError, PermissionError):  # depends on the system
                 is_free = False
             yield is_free
         finally:
             os.close(descriptor)
 
     def end_hook(self, version: Version) -> None:
-        """Note that a hook was run for a version, and so for those before it; raises as `begin_hook` does."""
+        """Record that the hook has run for a version and all earlier ones."""
         with self._transaction():
             self._db.execute(
                 "UPDATE hooks SET up_to = max(up_to, ?) WHERE account = ? AND first_day = ? AND last_day = ?",
-                (version.number, version.account, version.start.isoformat(), version.end.isoformat()),
+                (version.number, *_key(version.part)),
             )
+
+    def _select(self, days: str, part: Part) -> list[Version]:
+        with _translate_errors(self._path):
+            rows = self._db.execute(
+                f"SELECT {_COLUMNS} FROM versions WHERE account = ? AND {days}"
+                " ORDER BY first_day, last_day, last_fetched_at, number",
+                _key(part),
+            ).fetchall()
+        return [msgspec.convert(dict(zip(Version.__struct_fields__, row, strict=True)), Version) for row in rows]
 
     def _count(self, version: Version, fetched_at: float) -> Version:
         counted = replace(
@@ -281,57 +293,105 @@ class History:
             fetches=version.fetches + 1,
         )
         self._db.execute(
-            "UPDATE versions SET content_hash = ?, first_fetched_at = ?, last_fetched_at = ?, fetches = ? "
-            "WHERE number = ?",
-            (counted.content_hash, counted.first_fetched_at, counted.last_fetched_at, counted.fetches, counted.number),
+            "UPDATE versions SET first_fetched_at = ?, last_fetched_at = ?, fetches = ? WHERE number = ?",
+            (counted.first_fetched_at, counted.last_fetched_at, counted.fetches, counted.number),
         )
         return counted
 
-    def _insert(self, version: Version, body: bytes) -> Version:
-        values = [*astuple(version), zlib.compress(body)][1:]
+    def _insert(self, version: Version, body: bytes) -> int:
         cursor = self._db.execute(
-            f"INSERT INTO versions ({_COLUMNS}, body) VALUES (NULL{', ?' * len(values)})",
-            [value.isoformat() if isinstance(value, date) else value for value in values],
+            f"INSERT INTO versions ({_COLUMNS}, body) VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *_key(version.part),
+                version.check_sum,
+                version.content_hash,
+                version.first_fetched_at,
+                version.last_fetched_at,
+                version.fetches,
+                zlib.compress(body),
+            ),
         )
         assert cursor.lastrowid is not None
-        return replace(version, number=cursor.lastrowid)
+        return cursor.lastrowid
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         try:
-            with all_or_nothing(self._db, self._path):
+            with sqlite.transaction(self._db, self._path):
                 yield
         except sqlite3.Error as error:
             raise StateError(
-                f"{self._path} cannot be written ({error}); this version of the report is not kept, fetch it again"
+                f"{self._path} cannot be written ({error}); this version of the report was not stored, fetch it again"
             ) from error
 
 
-def _version(row: Sequence[object]) -> Version:
-    return msgspec.convert(dict(zip(Version.__struct_fields__, row, strict=True)), Version)
+def _key(part: Part) -> tuple[int, str, str]:
+    return part.account, part.days.start.isoformat(), part.days.end.isoformat()
 
 
 def _neighbours(versions: Sequence[Version], fetched_at: float) -> list[Version]:
-    """Find what was fetched just before and just after; the latter only if answers come out of order."""
+    """Return the versions fetched just before and just after a time; the latter exists if answers are reordered."""
     before = [version for version in versions if version.first_fetched_at <= fetched_at]
     after = [version for version in versions if version.first_fetched_at > fetched_at]
     return before[-1:] + after[:1]
 
 
 def latest_fetch(directory: Path) -> LatestFetch | None:
-    """
-    Return which report was fetched last into a state directory, without creating anything there.
-
-    Returns:
-        None if there is no history, or nothing in it.
-    Raises:
-        StateError: As for `History`.
-    """
-    path = directory / FILE_NAME
-    if not os.path.lexists(path):
+    """Return the last fetch, if any, without creating anything in the directory. Errors as for `History`."""
+    if not os.path.lexists(directory / FILE_NAME):
         return None
-    history = History(directory)
+    with closing(History(directory)) as history:
+        return history.latest()
+
+
+def _translate_errors(path: Path) -> AbstractContextManager[None]:
+    return sqlite.translate_errors(
+        path,
+        if_moved="its versions are then not shown, and new versions are stored in a new file",
+    )
+
+
+def _open(directory: Path) -> sqlite3.Connection:
+    """Open the database; create it (0600) and the directory (0700) if missing."""
     try:
-        return history.latest_of_all()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if directory.stat().st_mode & 0o077:
+            directory.chmod(0o700)
+    except OSError as error:
+        raise ConfigError(why_unusable(directory, error), key="state.directory") from error
+    path = directory / FILE_NAME
+    with _translate_errors(path), _exclusive(directory):
+        sqlite.check_files(path)
+        if not path.exists():
+            # SQLite gives its side files the permissions of the database, so this covers them too.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        # Read-only first: opening a foreign database for writing would empty its log.
+        read_only = sqlite.open_read_only(path)
+        assert read_only is not None, "it was created above"
+        with closing(read_only) as db:
+            has_tables = sqlite.check_schema(db, _APPLICATION_ID, SCHEMA_VERSION)
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=_BUSY_LIMIT_S)
+        try:
+            if not has_tables:
+                db.execute("PRAGMA journal_mode = WAL")
+                sqlite.create_schema(db, _SCHEMA, _APPLICATION_ID, SCHEMA_VERSION)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+
+@contextmanager
+def _exclusive(directory: Path) -> Iterator[None]:
+    """
+    Prevent other processes from opening the history, so that two do not create it at the same time.
+
+    The lock is on the directory itself, so it is independent of the shipper's lock. A lock on the database would
+    interfere with SQLite's own, which closing any other descriptor of the file releases.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
     finally:
-        history.close()
+        os.close(descriptor)

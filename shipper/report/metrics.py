@@ -1,8 +1,8 @@
 """
-The metrics of a marketing source: the one list that all renderings of the report share, and what may be added.
+The metrics of a marketing source, in display order, and rules for adding them.
 
-A metric that is missing in the document is None, never 0. A sum that would lack a figure, count a customer twice or
-mix currencies is missing, too.
+A missing figure is None, never 0. A sum is missing if it lacks a figure, would count a customer twice, or would mix
+currencies.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from typing import Final
 
 from shipper.model import wire
 
-# Figures have up to 30 digits on either side of the point; the default context would round their sum to 28.
+# Figures have up to 30 digits on either side of the decimal point; the default context rounds sums to 28.
 _EXACT: Final = Context(prec=200, traps=[Inexact, InvalidOperation])
 
 
-NOTHING: Final = wire.AmountPair()
+NO_FIGURE: Final = wire.AmountPair()
 
 
 @dataclass(frozen=True)
 class Metric:
     """
-    One figure of a marketing source.
+    A figure of a marketing source.
 
     Attributes:
-        name: Its column, or the stem of its columns.
-        path: The attributes that lead to it.
-        group: What it is about; metrics of one group stand together.
-        title: Its name for a reader, under that of the group.
-        short_title: Its name by itself where there is little room.
-        is_additive: Whether a sum over marketing sources or periods makes sense. A customer is counted once in each:
-            who came through two sources, or in two periods, would count twice. A balance is no flow.
+        name: Name of its column, or prefix of its columns.
+        path: Path of attributes to the figure.
+        group: Heading; the metrics of a group are adjacent.
+        title: Title below the group's.
+        short_title: Title without the group's, for narrow tables.
+        is_additive: Whether it may be added over marketing sources or periods. Customers may not, as one with two
+            sources, or in two periods, would be counted twice; neither may balances.
         has_adjustment: Whether it is a pair of result and adjustment.
     """
 
@@ -47,13 +47,13 @@ class Metric:
     has_adjustment: bool = True
 
     def figure(self, entry: wire.MarketingSource) -> wire.AmountPair:
-        """Return the figure of a marketing source; an object that contains it may be missing as well."""
+        """Return the figure of a marketing source; objects on its path may be missing."""
         value: object = entry
         for name in self.path.split("."):
             value = getattr(value, name, None)
         if isinstance(value, Decimal):
             return wire.AmountPair(value, Decimal(0))
-        return value if isinstance(value, wire.AmountPair) else NOTHING
+        return value if isinstance(value, wire.AmountPair) else NO_FIGURE
 
 
 def _customers(name: str, path: str, title: str, short_title: str) -> Metric:
@@ -98,56 +98,48 @@ BALANCE: Final = Metric(
     has_adjustment=False,
 )
 
-# From the click to the balance, as a reader follows it.
+# In display order, from clicks to the balance.
 METRICS: Final = (
     *(CLICKS, REGISTRATIONS, QUALIFIED, ACTIVE, NEW_CUSTOMERS, RETURNING_CUSTOMERS, NEW_DEPOSITS, RETURNING_DEPOSITS),
     *(NET_REVENUE, REV_SHARE, CPA, FEES, BALANCE),
 )
 
 
-def added(metric: Metric, entries: Iterable[wire.MarketingSource]) -> wire.AmountPair:
+def sum_of(metric: Metric, entries: Iterable[wire.MarketingSource]) -> wire.AmountPair:
     """
-    Add a metric over marketing sources, of one period or of several that do not overlap.
+    Add a metric over marketing sources of one period, or of several that do not overlap.
 
-    Args:
-        metric: Any metric; one that is not additive has no sum.
-        entries: 0..n; one alone is its own sum, whatever the metric.
     Returns:
-        The exact sum; `NOTHING` if there is no entry, a figure is missing, or money is in several currencies or has
-        several exchange rates.
+        The exact sum. The figure of a single entry is returned for any metric. `NO_FIGURE` if there is no entry, the
+        metric is not additive, a figure is missing, or money has several currencies or exchange rates.
     """
     entries = list(entries)
     figures = [metric.figure(entry) for entry in entries]
     if len(figures) == 1:
         return figures[0]
     if not figures or not metric.is_additive or (metric.is_money and len(currencies(entries)) > 1):
-        return NOTHING
+        return NO_FIGURE
     return wire.AmountPair(_sum(figure.result for figure in figures), _sum(figure.adjustment for figure in figures))
 
 
-def at_most(metric: Metric, entries: Iterable[wire.MarketingSource]) -> Decimal | None:
-    """
-    Return how many customers several marketing sources of one period have at most: as if none came twice.
-
-    Returns:
-        None if a figure is missing or there is no entry.
-    """
+def upper_bound(metric: Metric, entries: Iterable[wire.MarketingSource]) -> Decimal | None:
+    """Return an upper bound for the customers of several sources: their sum, as if no customer had two sources."""
     totals = [metric.figure(entry).total for entry in entries]
     return _sum(totals) if totals else None
 
 
-def plus(one: Decimal, other: Decimal) -> Decimal:
-    """Add, exactly; `+` and the sign `-` round to 28 digits."""
+def plus(one: Decimal, other: Decimal | int) -> Decimal:
+    """Add exactly; the operators `+` and `-`, also unary, round to 28 digits."""
     return _EXACT.add(one, other)
 
 
-def difference(later: Decimal, earlier: Decimal) -> Decimal:
-    """Subtract, exactly."""
-    return _EXACT.subtract(later, earlier)
+def minus(one: Decimal, other: Decimal | int) -> Decimal:
+    """Subtract exactly."""
+    return _EXACT.subtract(one, other)
 
 
 def currencies(entries: Iterable[wire.MarketingSource]) -> list[tuple[str | None, Decimal | None]]:
-    """List the currencies of marketing sources with their rates, each once, in the order of their appearance."""
+    """Return the distinct currencies and rates of marketing sources, in order of appearance."""
     return list(dict.fromkeys((entry.reporting_currency, entry.exchange_rate) for entry in entries))
 
 
@@ -156,5 +148,5 @@ def _sum(numbers: Iterable[Decimal | None]) -> Decimal | None:
     for number in numbers:
         if number is None:
             return None
-        total = number if total is None else _EXACT.add(total, number)
+        total = number if total is None else plus(total, number)
     return total

@@ -1,4 +1,4 @@
-"""Ranges of days, and how a long one is split: a service may refuse one that crosses the end of a month."""
+"""Ranges of days, and splitting them: a service may refuse a range that crosses the end of a month."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import re
 from calendar import monthrange
 from collections.abc import Iterable
 from datetime import date, datetime, timedelta
-from typing import Final, Literal, NamedTuple, assert_never
+from typing import Any, Final, Literal, NamedTuple
 
 from shipper.model.errors import ReportError
 
 Split = Literal["month", "day", "none"]
+
+DAY: Final = timedelta(days=1)
 
 
 class DateRange(NamedTuple):
@@ -23,86 +25,84 @@ class DateRange(NamedTuple):
         return str(self.start) if self.start == self.end else f"{self.start} to {self.end}"
 
 
-PERIOD_WORDS: Final = ("today", "yesterday", "this-month", "last-month")
+class Part(NamedTuple):
+    """The account and days of one report."""
+
+    account: int
+    days: DateRange
+
+    def __str__(self) -> str:
+        return f"account {self.account}, {self.days}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {"account_id": self.account, "start": self.days.start, "end": self.days.end}
 
 
-def period_of(word: str, today: date) -> DateRange | None:
+def parts_of(accounts: Iterable[int], days: DateRange, split: Split = "none") -> list[Part]:
+    """Return the reports to fetch, by unique account, periods ascending."""
+    ranges = split_range(*days, split)
+    return [Part(account, part) for account in dict.fromkeys(accounts) for part in ranges]
+
+
+def parse_period(word: str, today: date) -> DateRange | None:
     """
-    Read a period: a day, `YYYY-MM-DD`, a month, `YYYY-MM`, or one of `PERIOD_WORDS`; None if it is none of these.
+    Parse a period: a day (`YYYY-MM-DD`), a month (`YYYY-MM`), `today`, `yesterday`, `this-month` or `last-month`.
 
     Args:
-        today: What the words count from. This month ends today.
+        today: Reference for the words; the last day of `this-month`.
+    Returns:
+        None if the word is not a period.
     """
-    yesterday = today - timedelta(days=1)
+    first_of_month = today.replace(day=1)
     match word:
         case "today":
             return DateRange(today, today)
         case "yesterday":
-            return DateRange(yesterday, yesterday)
+            return DateRange(today - DAY, today - DAY)
         case "this-month":
-            return DateRange(today.replace(day=1), today)
+            return DateRange(first_of_month, today)
         case "last-month":
-            last = today.replace(day=1) - timedelta(days=1)
-            return DateRange(last.replace(day=1), last)
+            return _month_of(first_of_month - DAY)
     is_month = re.fullmatch(r"\d{4}-\d\d?", word, re.ASCII) is not None
     try:
         start = datetime.strptime(f"{word}-01" if is_month else word, "%Y-%m-%d").date()
     except ValueError:
         return None
-    return DateRange(start, _last_day(start, date.max, "month") if is_month else start)
+    return _month_of(start) if is_month else DateRange(start, start)
 
 
 def check_order(start: date, end: date) -> None:
-    """
-    Raises:
-        ReportError: `start` is after `end`.
-    """
+    """Raise ReportError if `start` is after `end`."""
     if start > end:
         raise ReportError(f"the report's start {start.isoformat()} is after its end {end.isoformat()}")
 
 
 def split_range(start: date, end: date, split: Split = "month") -> list[DateRange]:
     """
-    Split a range into reports that are fetched one by one.
+    Split a range into the ranges of single reports, ascending and without gaps.
 
     Customers and balances of the parts do not add up to those of the whole range.
-
-    Args:
-        start: First day.
-        end: Last day, included.
-        split: At the ends of months, at those of days, or not at all.
-    Returns:
-        1..n ranges, ascending, without gaps, from `start` to `end`.
-    Raises:
-        ReportError: `start` is after `end`.
     """
     check_order(start, end)
     parts = []
     while True:
-        last = min(end, _last_day(start, end, split))
-        parts.append(DateRange(start, last))
-        if last == end:  # asked before the next day is made: there is none behind the greatest date
+        last = {"month": _month_of(start).end, "day": start, "none": end}[split]
+        parts.append(DateRange(start, min(end, last)))
+        if last >= end:  # before computing the next day, as the maximum date has none
             return parts
-        start = last + timedelta(days=1)
+        start = last + DAY
 
 
-def joined(days: Iterable[DateRange]) -> list[DateRange]:
-    """Join ranges that follow one another without a gap; they ascend."""
-    found: list[DateRange] = []
-    for each in days:
-        if found and each.start - found[-1].end == timedelta(days=1):
-            found[-1] = DateRange(found[-1].start, each.end)
+def join_ranges(ranges: Iterable[DateRange]) -> list[DateRange]:
+    """Join adjacent ranges; they must be ascending."""
+    result: list[DateRange] = []
+    for days in ranges:
+        if result and days.start - result[-1].end == DAY:
+            result[-1] = DateRange(result[-1].start, days.end)
         else:
-            found.append(each)
-    return found
+            result.append(days)
+    return result
 
 
-def _last_day(start: date, end: date, split: Split) -> date:
-    match split:
-        case "month":
-            return start.replace(day=monthrange(start.year, start.month)[1])
-        case "day":
-            return start
-        case "none":
-            return end
-    assert_never(split)
+def _month_of(day: date) -> DateRange:
+    return DateRange(day.replace(day=1), day.replace(day=monthrange(day.year, day.month)[1]))

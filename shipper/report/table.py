@@ -1,4 +1,4 @@
-"""The daily report as tables for a terminal."""
+"""The daily report as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from shipper.model import wire
-from shipper.report.fetching import WHOLE, Coverage
-from shipper.report.metrics import METRICS, Metric, added, currencies
+from shipper.report.fetching import COMPLETE, Coverage
+from shipper.report.formatting import SEVERAL_CURRENCIES, clean, currency, figure, money, with_sign
+from shipper.report.metrics import METRICS, Metric, sum_of
 from shipper.report.rows import (
-    Fetched,
     Line,
+    ReportVersion,
     are_disjoint,
     by_account,
     lines_of,
@@ -24,26 +25,20 @@ from shipper.report.rows import (
     share_currency,
     shows_currency,
 )
-from shipper.report.wording import SEVERAL_CURRENCIES, clean, money, with_code, with_sign, written
 
-_NAME_SHARE: Final = 6  # a name takes a sixth of the width, longer ones are folded: the figures need the room
+_NAME_SHARE: Final = 6  # a name gets a sixth of the width, and is folded if it is longer
 _NAME_CELLS: Final = range(10, 25)
-_MARK: Final = "*"  # of totals that lack a period
+_MARK: Final = "*"  # marks totals with missing periods
 _CELL_EXTRA: Final = 3  # one blank on either side, one between columns
 
 
-def render_table(report: wire.DailyReport, console: Console) -> None:
-    """Print one report as `render_tables` does."""
-    render_tables([Fetched(report)], console)
-
-
-def render_tables(fetched: Iterable[Fetched], console: Console, coverage: Coverage = WHOLE) -> None:
+def render_tables(fetched: Iterable[ReportVersion], console: Console, coverage: Coverage = COMPLETE) -> None:
     """
-    Print reports: account by account, a head and a table per period, and what may be added over the periods.
+    Print reports by account: a header and a table for each period, and sums over the periods.
 
-    A figure is never cut: what does not fit side by side follows in a further table that begins with the same names.
-    An adjustment stands under its result if there is one; what is missing in the document is empty. A brand of
-    several marketing sources ends with a total of the figures that may be added; customers and balances may not.
+    Figures are never truncated: columns that do not fit follow in another table with the same names. An adjustment is
+    printed below its result; missing figures are empty. A brand with several marketing sources ends with a total of
+    the additive figures, which excludes customers and balances.
     """
     accounts = by_account(fetched)
     for line in coverage.lines():
@@ -60,7 +55,7 @@ def render_tables(fetched: Iterable[Fetched], console: Console, coverage: Covera
 
 
 def new_table(names: Iterable[str], figures: Iterable[str], name_cells: int | None = None) -> Table:
-    """Make a table without rows: columns of names, which are folded, and columns of figures, which never are."""
+    """Return a table without rows: columns of names, which may be folded, and columns of figures, which may not."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="bold")
     for title in names:
         table.add_column(title, overflow="fold", max_width=name_cells, vertical="top")
@@ -69,23 +64,23 @@ def new_table(names: Iterable[str], figures: Iterable[str], name_cells: int | No
     return table
 
 
-def _print_sum(periods: Sequence[Fetched], console: Console, covered: str) -> None:
-    """Print what several periods of one account have together; `covered` tells what is missing of them."""
+def _print_sum(periods: Sequence[ReportVersion], console: Console, covered: str) -> None:
+    """Print the sums over several periods of an account; `covered` is `Coverage.of` the account."""
     if not are_disjoint(periods):
-        console.print(Text("The periods overlap, so nothing is added over them.\n", style="dim"))
+        console.print(Text("The periods overlap, so their figures are not added up.\n", style="dim"))
         return
     latest = periods[-1].report
     first, last = periods[0].report.reporting_period.start, latest.reporting_period.end
     account = latest.source.affiliate_account_id
-    which = f"{_MARK} {covered}" if covered else f"all {len(periods)} periods"
-    console.print(Text(f"Account {account}, {which}, {clean(first)} to {clean(last)}\n", style="bold"))
+    scope = f"{_MARK} {covered}" if covered else f"all {len(periods)} periods"
+    console.print(Text(f"Account {account}, {scope}, {clean(first)} to {clean(last)}\n", style="bold"))
     has_money = share_currency(periods)
     metrics = [metric for metric in METRICS if metric.is_additive and (has_money or not metric.is_money)]
     mark = f" {_MARK}" if covered else ""
     _print_lines(lines_over(periods), metrics, latest.reporting_currency, console, mark)
     if not has_money:
         console.print(Text(f"{SEVERAL_CURRENCIES}\n", style="dim"))
-    console.print(Text("Customers are counted anew in each period and not added over them.\n", style="dim"))
+    console.print(Text("Customers are counted per period and not added up.\n", style="dim"))
 
 
 def _print_lines(
@@ -95,9 +90,10 @@ def _print_lines(
         console.print(Text("No brand has figures in this period.\n", style="dim"))
         return
     names = _names(lines, reporting_currency, mark)
-    cells = {metric.name: [_cell(metric, added(metric, line.entries)) for line in lines] for metric in metrics}
+    cells = {metric.name: [_cell(metric, sum_of(metric, line.entries)) for line in lines] for metric in metrics}
     name_cells = min(max(console.width // _NAME_SHARE, _NAME_CELLS[0]), _NAME_CELLS[-1])
     names_width = sum(min(name_cells, _width(title, values)) + _CELL_EXTRA for title, values in names.items())
+    next_brands = [*(line.brand for line in lines[1:]), None]
     for group in _groups(metrics, cells, console.width - names_width):
         table = new_table(names, [metric.short_title for metric in group], name_cells)
         for index, line in enumerate(lines):
@@ -105,41 +101,30 @@ def _print_lines(
                 *(values[index] for values in names.values()),
                 *(cells[metric.name][index] for metric in group),
                 style=None if line.kind == "source" else "bold",
-                end_section=not line.has_next,
+                end_section=line.brand != next_brands[index],
             )
         console.print(table)
         console.print()
 
 
 def _names(lines: list[Line], reporting_currency: str, mark: str) -> dict[str, list[Text]]:
-    """
-    Make the leading columns: titles and cells. A brand is named once, a currency if it is not the account's.
-
-    Args:
-        mark: Of totals that lack something.
-    """
-    previous = [None, *(line.brand for line in lines)]
+    """Return the leading columns: brands without repetition, sources, and currencies if they are needed."""
+    brands = []
+    previous = None
+    for line in lines:
+        brand = f"all brands{mark}" if line.kind == "account" else line.brand if line.brand != previous else ""
+        brands.append(Text(brand, style="bold"))
+        previous = line.brand
     names = {
-        "Brand": [
-            Text(
-                f"all brands{mark}" if line.kind == "account" else line.brand if line.brand != before else "",
-                style="bold",
-            )
-            for line, before in zip(lines, previous, strict=False)
-        ],
+        "Brand": brands,
         "Source": [Text(f"total{mark}" if line.kind == "brand" else line.source) for line in lines],
     }
     if shows_currency(lines, reporting_currency):
-        names["Currency"] = [Text(_currency(line)) for line in lines]
+        names["Currency"] = [Text(line.currency) for line in lines]
     return names
 
 
-def _currency(line: Line) -> str:
-    found = currencies(line.entries)
-    return with_code(*found[0]) if len(found) == 1 else ""
-
-
-def _head(item: Fetched) -> Table:
+def _head(item: ReportVersion) -> Table:
     head = Table.grid(padding=(0, 2))
     head.add_column(style="dim", no_wrap=True)
     head.add_column(overflow="fold")
@@ -149,32 +134,32 @@ def _head(item: Fetched) -> Table:
         "Account": f"{source.affiliate_account_id}  {clean(source.affiliate_account_name)}",
         "Operator": clean(source.operator_name),
         "Period": f"{clean(stated.start)} to {clean(stated.end)}",
-        "Currency": with_code(report.reporting_currency),
+        "Currency": currency(report.reporting_currency),
         "Opening balance": "" if report.opening_balance is None else money(report.opening_balance),
         "Outgoing balance": "" if report.outgoing_balance is None else money(report.outgoing_balance),
-        "Made at": clean(report.reporting_time),
+        "Generated at": clean(report.reporting_time),
     }
     if item.fetched_at:
         lines["Fetched at"] = clean(item.fetched_at)
     if item.is_restated:
-        lines["Restated"] = "figures differ from those fetched before"
+        lines["Restated"] = "figures differ from those fetched earlier"
     for label, value in lines.items():
         head.add_row(label, Text(value, style="bold" if label == "Account" else ""))
     return head
 
 
-def _cell(metric: Metric, figure: wire.AmountPair) -> Text:
+def _cell(metric: Metric, value: wire.AmountPair) -> Text:
     text = Text()
-    if figure.result is not None:
-        text.append(written(metric, figure.result), style="" if figure.result else "dim")
-    if figure.adjustment:
-        adjustment = with_sign(written(metric, figure.adjustment), figure.adjustment)
-        text.append(f"adj {adjustment}" if figure.result is None else f"\nadj {adjustment}", style="yellow")
+    if value.result is not None:
+        text.append(figure(metric, value.result), style="" if value.result else "dim")
+    if value.adjustment:
+        adjustment = f"adj {with_sign(figure(metric, value.adjustment), value.adjustment)}"
+        text.append(adjustment if value.result is None else f"\n{adjustment}", style="yellow")
     return text
 
 
 def _groups(metrics: Sequence[Metric], cells: dict[str, list[Text]], width: int) -> list[list[Metric]]:
-    """Distribute the columns, in order, over as few tables as fit the width; each has at least one."""
+    """Distribute the columns, in order, over as few tables as possible; each has at least one."""
     groups: list[list[Metric]] = []
     room = 0
     for metric in metrics:
@@ -188,6 +173,5 @@ def _groups(metrics: Sequence[Metric], cells: dict[str, list[Text]], width: int)
 
 
 def _width(title: str, cells: Iterable[Text]) -> int:
-    return max(
-        cell_len(line) for text in (title, *(cell.plain for cell in cells)) for line in (text.splitlines() or [""])
-    )
+    texts = (title, *(cell.plain for cell in cells))
+    return max(cell_len(line) for text in texts for line in (text.splitlines() or [""]))

@@ -1,1 +1,1 @@
-"""The service itself, on loopback: a gateway, the intake, the report, and sample events."""
+"""A simulation of the service on a loopback address: gateway, intake, report, and sample events."""

@@ -1,5 +1,5 @@
 """
-The sandbox as an application: the two operations of the service behind its gateway, tokens, and controls.
+The sandbox's ASGI application: the service's two operations behind the gateway, the token endpoint, and the controls.
 
     request ──▶ route ──▶ Operation ──▶ gateway.Gateway ──▶ intake.read_batch ──▶ store.EventStore
                              │ faults, latency, log      └▶ report.build_report ◀────────┤
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from email.utils import formatdate
 from typing import Final
 from urllib.parse import parse_qsl
 
@@ -22,23 +23,22 @@ from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shipper.model import wire
-from shipper.sandbox.clock import http_date
-from shipper.sandbox.control import PREFIX, Control
+from shipper.sandbox.control import BAD_REQUESTS, PREFIX, Control
 from shipper.sandbox.effects import Connection
 from shipper.sandbox.faults import Operation as OperationName
 from shipper.sandbox.faults import RotateKey
-from shipper.sandbox.gateway import NOT_FOUND, Refusal, json_response, refusal_response
+from shipper.sandbox.gateway import NOT_FOUND, Refusal, bounded_body, json_response, refusal_response
 from shipper.sandbox.service import RequestEntry, Service
 from shipper.sandbox.tokens import TOKEN_PATH
 from shipper.system.serving import HostGuard
 
 _FORM_BYTES_MAX: Final = 65_536
 _STOP_GRACE_SECONDS: Final = 0.2
-_WHO_CONTROLS: Final = "the controls of the sandbox are for this machine"
+_CONTROLS_ADVICE: Final = "the sandbox's controls can only be used from this machine"
 
 
 def create_app(service: Service, control: Control) -> ASGIApp:
-    """Make the application."""
+    """Create the application."""
 
     async def token(request: Request, _: RequestEntry) -> Response:
         return await _grant(service, request)
@@ -53,25 +53,21 @@ def create_app(service: Service, control: Control) -> ASGIApp:
             Route(wire.INTAKE_PATH, Operation(service, "intake", service.intake), methods=["POST"]),
             Route(wire.REPORT_PATH, Operation(service, "report", service.report), methods=["GET"]),
             Route(TOKEN_PATH, Operation(service, "token", token), methods=["POST"]),
-            Mount(PREFIX, HostGuard(Router(controls, redirect_slashes=False), advice=_WHO_CONTROLS)),
+            Mount(PREFIX, HostGuard(Router(controls, redirect_slashes=False), advice=_CONTROLS_ADVICE)),
         ],
-        # A gateway knows operations, not resources: a wrong method is as unknown as a wrong path.
-        exception_handlers={404: not_found, 405: not_found, ClientDisconnect: _nobody},
+        # Like a real gateway, which matches method and path together, answer 404 to a wrong method, too.
+        exception_handlers={404: not_found, 405: not_found, ClientDisconnect: _client_gone}
+        | dict.fromkeys(BAD_REQUESTS, _bad_request),
     )
     app.router.redirect_slashes = False
     for route in (*app.routes, *controls):
         if isinstance(route, Route) and route.methods:
-            route.methods.discard("HEAD")  # which comes with every GET
+            route.methods.discard("HEAD")  # Starlette adds it to every GET
     return _Dated(app, service.clock)
 
 
 class Operation:
-    """
-    An ASGI application: one operation with everything that befalls its requests on the way.
-
-    Args:
-        handle: Answers a request and completes its entry in the log.
-    """
+    """An ASGI application for one operation, with faults, latency and log; `handle` answers a request."""
 
     def __init__(
         self, service: Service, name: OperationName, handle: Callable[[Request, RequestEntry], Awaitable[Response]]
@@ -94,7 +90,7 @@ class Operation:
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._end_at_stop, group.cancel_scope)
-                with suppress(ClientDisconnect):  # nobody is there to be answered
+                with suppress(ClientDisconnect):
                     await self._exchange(request, entry, connection)
                 group.cancel_scope.cancel()
                 return
@@ -104,7 +100,7 @@ class Operation:
             self._service.observe(entry)
 
     async def _end_at_stop(self, exchange: anyio.CancelScope) -> None:
-        """Cancel an exchange that would delay the end of the sandbox."""
+        """Cancel an exchange that is still running shortly after the sandbox was asked to stop."""
         await self._service.stopping.wait()
         await anyio.sleep(_STOP_GRACE_SECONDS)
         exchange.cancel()
@@ -115,12 +111,12 @@ class Operation:
             entry.fault = str(fault.__struct_config__.tag)
         if isinstance(fault, RotateKey):
             self._service.gateway.rotate_key(fault.key)
-        if fault is not None and fault.when == "before" and await connection.suffer(fault, None):
+        if fault is not None and fault.when == "before" and await connection.apply(fault, None):
             return
         if self._name != "token":
             await self._lag()
         response = await self._handle(request, entry)
-        if fault is not None and fault.when == "after" and await connection.suffer(fault, response):
+        if fault is not None and fault.when == "after" and await connection.apply(fault, response):
             return
         await connection.answer(response)
 
@@ -131,7 +127,7 @@ class Operation:
 
 
 class _Dated:
-    """Puts the service's time into the `Date` header of every answer."""
+    """Middleware that adds a `Date` header with the service's time to every response."""
 
     def __init__(self, app: ASGIApp, clock: Callable[[], float]) -> None:
         self._app = app
@@ -140,24 +136,29 @@ class _Dated:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def dating_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (b"date", http_date(self._clock()).encode())]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"date", formatdate(self._clock(), usegmt=True).encode()),
+                ]
             await send(message)
 
         await self._app(scope, receive, dating_send)
 
 
 async def _grant(service: Service, request: Request) -> Response:
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _FORM_BYTES_MAX:
-            return refusal_response(Refusal(413, f"The form is too large. The limit is {_FORM_BYTES_MAX} bytes."))
-    # Whatever is no form has none of the fields, and the answer names the first one that is missing.
+    body = await bounded_body(request, _FORM_BYTES_MAX)
+    if body is None:
+        return refusal_response(Refusal(413, f"The form is too large. The limit is {_FORM_BYTES_MAX} bytes."))
+    # A body that is not a form has no fields, so the response names the first missing field.
     answer = service.tokens.grant(dict(parse_qsl(body.decode("utf-8", "replace"))))
     response = json_response(answer.document, answer.status)
     response.headers.update(answer.headers)
     return response
 
 
-async def _nobody(_: Request, error: Exception) -> Response:
-    return Response(status_code=400)  # the client has left; nobody reads it
+async def _bad_request(_: Request, error: Exception) -> Response:
+    return refusal_response(Refusal(400, str(error)))
+
+
+async def _client_gone(_: Request, error: Exception) -> Response:
+    return Response(status_code=400)  # never sent

@@ -1,21 +1,14 @@
-"""The time of the sandbox's service, which may differ from the machine's, and the limits on calls in a span of it."""
+"""The clock of the simulated service, which may differ from the machine's, and call limits that use it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from email.utils import formatdate
 
 from shipper.sandbox.options import CallLimit
 
 
 class ServiceClock:
-    """
-    A clock that is called for the time, seconds since the epoch.
-
-    Args:
-        machine: The clock that it goes by.
-        offset_seconds: How far it is ahead; may be changed while it goes.
-    """
+    """A callable that returns seconds since the epoch, `offset_seconds` ahead of the machine's clock."""
 
     def __init__(self, machine: Callable[[], float], offset_seconds: float = 0.0) -> None:
         self.machine = machine
@@ -25,19 +18,8 @@ class ServiceClock:
         return self.machine() + self.offset_seconds
 
 
-def http_date(now_seconds: float) -> str:
-    """Write an instant as HTTP headers have it, such as `Sun, 01 Mar 2026 00:00:00 GMT`."""
-    return formatdate(now_seconds, usegmt=True)
-
-
 class CallWindow:
-    """
-    A window of fixed length that begins with a call and admits so many.
-
-    Args:
-        limit: None admits every call.
-        clock: Seconds; only differences matter.
-    """
+    """A fixed-window rate limit whose window starts with a call; None = no limit."""
 
     def __init__(self, limit: CallLimit | None, clock: Callable[[], float]) -> None:
         self._limit = limit
@@ -50,16 +32,11 @@ class CallWindow:
         self._calls = 0
 
     def admit(self) -> float:
-        """
-        Count a call that is within the limit.
-
-        Returns:
-            0.0, or the seconds until calls are admitted again; a call that is refused is not counted.
-        """
+        """Admit a call and return 0.0; above the limit, return the seconds until the next window."""
         if self._limit is None:
             return 0.0
         now = self._clock()
-        if not self._end - self._limit.seconds <= now < self._end:  # over, or the clock was put back
+        if not self._end - self._limit.seconds <= now < self._end:  # the window has ended, or the clock was set back
             self._end = now + self._limit.seconds
             self._calls = 0
         if self._calls >= self._limit.calls:

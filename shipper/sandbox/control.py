@@ -1,4 +1,4 @@
-"""The controls of the sandbox, under `/_sandbox/`: what it has received, what goes wrong, what time it is."""
+"""The sandbox's control endpoints under `/_sandbox/`: received data, faults, keys and the clock."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from shipper.model import wire
 from shipper.model.errors import ConfigError
+from shipper.model.wire import ActivityEvent
 from shipper.sandbox.faults import FaultScript, Operation, read_script
-from shipper.sandbox.gateway import NOT_FOUND, Refusal, json_response, refusal_response
+from shipper.sandbox.gateway import NOT_FOUND, bounded_body, json_response, refusal_response
 from shipper.sandbox.options import Which
 from shipper.sandbox.service import Service
 from shipper.sandbox.store import StoredEvent, marketing_source_of
@@ -25,11 +25,14 @@ from shipper.sandbox.tokens import CLIENT_ID, CLIENT_SECRET, DEFAULT_SCOPE, PASS
 PAGE: Final = 100
 PAGE_MAX: Final = 10_000
 PREFIX: Final = "/_sandbox"
+BAD_REQUESTS: Final = (ConfigError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Exceptions of handlers that are answered with 400 and the message."""
 
 _BODY_BYTES_MAX: Final = 1 << 20
 _LINES_AT_ONCE: Final = 10_000
 _RESTATED_DAYS_MAX: Final = 3_660
-_EVENT: Final = msgspec.json.Decoder(wire.ActivityEvent)
+
+_EVENT: Final = msgspec.json.Decoder(ActivityEvent)
 
 T = TypeVar("T")
 _Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX)]
@@ -37,7 +40,7 @@ _After = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class _EventQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    """What `events` can be asked for."""
+    """The query parameters of `events`."""
 
     limit: _Limit = PAGE
     after: _After = 0
@@ -60,7 +63,7 @@ class _EventQuery(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _RequestQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    """What `requests` can be asked for."""
+    """The query parameters of `requests`."""
 
     limit: _Limit = PAGE
     after: _After = 0
@@ -83,19 +86,12 @@ class _WhichKey(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Control:
-    """
-    The handlers.
-
-    Args:
-        base_url: Where the sandbox listens.
-    """
-
     def __init__(self, service: Service, *, base_url: str) -> None:
         self._service = service
         self._base_url = base_url
 
     def routes(self) -> list[Route]:
-        """List method, path below the prefix and handler of everything; `GET /` lists them again."""
+        """Return the routes, relative to the prefix, and build the index that `GET /` returns."""
         handlers: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
             ("GET", "/", self.index),
             ("GET", "/access", self.access),
@@ -118,14 +114,14 @@ class Control:
             {"method": method, "path": f"{PREFIX}{path}", "does": _first_line(handler)}
             for method, path, handler in handlers
         ]
-        return [Route(path, _answering(handler), methods=[method]) for method, path, handler in handlers]
+        return [Route(path, handler, methods=[method]) for method, path, handler in handlers]
 
     async def index(self, _: Request) -> Response:
         """List the controls."""
         return json_response(self._index)
 
     async def access(self, _: Request) -> Response:
-        """Return addresses, keys, a token, and what the token endpoint asks for."""
+        """Return the base URL, the keys, a token, and credentials for the token endpoint."""
         gateway = self._service.gateway
         return json_response(
             {
@@ -149,28 +145,28 @@ class Control:
         return json_response({"which": which.which, "key": self._service.gateway.rotate_key(which.which)})
 
     async def counts(self, _: Request) -> Response:
-        """Count requests and events of the intake."""
+        """Return the number of intake requests and events."""
         return json_response(self._service.counts())
 
     async def events(self, request: Request) -> Response:
-        """Page through stored events: limit, after, day, brand, marketing_source, times_received (at least)."""
+        """List stored events: limit, after, day, brand, marketing_source, times_received (minimum)."""
         query = _query(request, _EventQuery)
         page = self._service.store.page(after=query.after, limit=query.limit, is_wanted=query.fits)
         return json_response({"events": list(map(_shown, page.events)), "next": page.next})
 
     async def event(self, request: Request) -> Response:
-        """Show one event and how often its EventId was received."""
-        found = self._service.store.get(request.path_params["event_id"])
-        return refusal_response(NOT_FOUND) if found is None else json_response(_shown(found))
+        """Return an event and how often its EventId was received."""
+        event = self._service.store.get(request.path_params["event_id"])
+        return refusal_response(NOT_FOUND) if event is None else json_response(_shown(event))
 
     async def event_ids(self, _: Request) -> Response:
-        """List the stored EventIds as text, one a line, in the order of their arrival."""
+        """List the stored EventIds as text, one per line, in order of arrival."""
         return StreamingResponse(_lines(self._service.store.event_ids()), media_type="text/plain")
 
     async def requests(self, request: Request) -> Response:
-        """Page through the latest requests to the operations: limit, after, operation, status, fault."""
+        """List recent requests to the operations: limit, after, operation, status, fault."""
         query = _query(request, _RequestQuery)
-        found = [
+        entries = [
             entry
             for entry in self._service.requests
             if entry.number > query.after
@@ -178,11 +174,11 @@ class Control:
             and query.status in {None, entry.status}
             and query.fault in {None, entry.fault}
         ]
-        page = found[: query.limit]
-        return json_response({"requests": page, "next": page[-1].number if len(found) > len(page) else None})
+        page = entries[: query.limit]
+        return json_response({"requests": page, "next": page[-1].number if len(entries) > len(page) else None})
 
     async def faults(self, _: Request) -> Response:
-        """Show the fault script in force, and how often each rule was applied."""
+        """Return the current fault script and how often each rule was applied."""
         plan = self._service.faults
         rules = [
             {**to_builtins(rule), "applied": applied}
@@ -191,7 +187,7 @@ class Control:
         return json_response({"seed": plan.script.seed, "fault": rules, "requests_seen": plan.seen})
 
     async def set_faults(self, request: Request) -> Response:
-        """Put a fault script in force, as JSON or TOML; requests are counted from 1 again."""
+        """Replace the fault script (JSON or TOML) and restart the request count at 1."""
         document = await _body(request)
         is_json = document.lstrip()[:1] == b"{"
         self._service.faults.load(read_script(document, source="the body", is_json=is_json))
@@ -203,46 +199,34 @@ class Control:
         return await self.faults(request)
 
     async def clock(self, _: Request) -> Response:
-        """Return the service's time and how far it is ahead of the machine's."""
+        """Return the service's time and its offset from the machine's clock."""
         clock = self._service.clock
         return json_response({"now": clock(), "offset_seconds": clock.offset_seconds})
 
     async def set_clock(self, request: Request) -> Response:
-        """Shift the service's clock: {"offset_seconds": 3600}."""
+        """Set the offset of the service's clock: {"offset_seconds": 3600}."""
         self._service.clock.offset_seconds = (await _read(request, _Clock)).offset_seconds
         return await self.clock(request)
 
     async def restate(self, request: Request) -> Response:
-        """Change the report's figures of some days: {"start": "2026-03-01", "end": "2026-03-31"}."""
+        """Restate the report's figures for some days: {"start": "2026-03-01", "end": "2026-03-31"}."""
         period = await _read(request, _Period)
         days = (period.end - period.start).days + 1
         if not 1 <= days <= _RESTATED_DAYS_MAX:
-            raise ConfigError(f"start to end must be 1 to {_RESTATED_DAYS_MAX} days, not {days}")
+            raise ConfigError(f"the period from start to end must have 1 to {_RESTATED_DAYS_MAX} days, not {days}")
         self._service.restate(period.start, period.end)
         return json_response({"days": days})
 
     async def reset(self, request: Request) -> Response:
-        """Forget all that was received; the fault script starts anew, keys and clock stay."""
+        """Delete everything received and restart the fault script; keep the keys and the clock."""
         self._service.reset()
         return await self.counts(request)
 
     async def openapi(self, _: Request) -> Response:
-        """Describe the two operations as OpenAPI."""
+        """Return the OpenAPI document of the two operations."""
         document = msgspec.json.decode(files("shipper.sandbox").joinpath("openapi.json").read_bytes())
         document["servers"][0]["url"] = self._base_url
         return json_response(document)
-
-
-def _answering(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Answer 400 with the reason if a handler finds that it cannot do what was asked."""
-
-    async def answer(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except (ConfigError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return refusal_response(Refusal(400, str(error)))
-
-    return answer
 
 
 def _first_line(handler: Callable[[Request], Awaitable[Response]]) -> str:
@@ -255,12 +239,10 @@ def _query(request: Request, kind: type[T]) -> T:
 
 
 async def _body(request: Request) -> bytes:
-    chunks: list[bytes] = []
-    async for chunk in request.stream():
-        chunks.append(chunk)
-        if sum(map(len, chunks)) > _BODY_BYTES_MAX:
-            raise ConfigError(f"the body has more than {_BODY_BYTES_MAX} bytes")
-    return b"".join(chunks)
+    body = await bounded_body(request, _BODY_BYTES_MAX)
+    if body is None:
+        raise ConfigError(f"the body has more than {_BODY_BYTES_MAX} bytes")
+    return body
 
 
 async def _read(request: Request, kind: type[T], *, optional: bool = False) -> T:

@@ -1,4 +1,4 @@
-"""Faults as they are done to a connection."""
+"""Applies faults to a connection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from shipper.sandbox.faults import AnyFault, Delay, Drip, Hang, Html, Reset, Status, Truncate
 from shipper.sandbox.gateway import Refusal, refusal_response
 
-# Where the server puts the connection's transport; what ASGI offers cannot cut a connection off.
+# Key of the connection's transport in the ASGI extensions: ASGI itself cannot reset a connection.
 TRANSPORT_EXTENSION: Final = "shipper.transport"
 
 _LOGIN_PAGE: Final = "<!doctype html><title>Sign in</title><h1>Sign in to the network</h1>\n"
@@ -23,7 +23,7 @@ _WITHOUT_BODY: Final = {204, 205, 304}
 
 
 class Connection:
-    """One exchange on the wire: where an answer goes, and how it can go wrong."""
+    """One request and its response; sends the response or applies a fault."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope = scope
@@ -31,17 +31,15 @@ class Connection:
         self._send = send
 
     async def answer(self, response: Response) -> None:
-        """Send an answer as it is."""
+        """Send a response unchanged."""
         await response(self._scope, self._receive, self._send)
 
-    async def suffer(self, fault: AnyFault, response: Response | None) -> bool:
+    async def apply(self, fault: AnyFault, response: Response | None) -> bool:
         """
-        Do a fault to the connection.
+        Apply a fault; return whether the exchange has ended.
 
         Args:
-            response: What would be answered; None as long as that is not known.
-        Returns:
-            Whether the exchange is over; if not, it goes on as if nothing had been.
+            response: The response to replace or alter; None if the request was not handled yet.
         """
         match fault:
             case Delay(seconds=seconds):
@@ -73,12 +71,12 @@ class Connection:
         return transport
 
     async def reset(self) -> None:
-        """Reset the connection, unless it is closing anyway."""
+        """Reset the connection unless it is closing already."""
         if not self._transport.is_closing():
             raw: socket.socket = self._transport.get_extra_info("socket")
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             self._transport.abort()
-        await self._wait_until_the_client_leaves()  # or the server would complain that there was no answer
+        await self._wait_until_the_client_leaves()  # otherwise, the server would report a missing response
 
     async def _truncate(self, response: Response) -> None:
         await self._send_head(response)

@@ -1,17 +1,17 @@
 """
-Faults: which request goes wrong, and how.
+Faults: which requests fail, and how.
 
-A script is TOML or JSON; the first rule that fits a request is applied to it:
+A script is TOML or JSON; the first rule that matches a request is applied:
 
     seed = 7
 
     [[fault]]
-    effect = "status"           # requests 5 to 9 of the intake answer 503
+    effect = "status"           # answer 503 to intake requests 5 to 9
     status = 503
     requests = "5-9"
 
     [[fault]]
-    effect = "reset"            # every 7th is cut off after its batch was stored
+    effect = "reset"            # reset every 7th connection after its batch was stored
     every = 7
     when = "after"
 """
@@ -34,7 +34,7 @@ from shipper.sandbox.options import Which
 
 Operation = Literal["intake", "report", "token"]
 OPERATIONS: Final[tuple[Operation, ...]] = ("intake", "report", "token")
-# Before the request is looked at, or after it was handled (and its batch stored), in place of the answer.
+# Before the request is handled, or after it was handled (and its batch stored), instead of the response.
 When = Literal["before", "after"]
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 
@@ -43,13 +43,8 @@ _LAST: Final = 10**9
 
 
 def ranges(text: str) -> list[tuple[int, int]]:
-    """
-    Read `"3,5-9,20-"` as pairs of first and last number, both included.
-
-    Raises:
-        ValueError: It has another form, or a range is empty.
-    """
-    found = []
+    """Parse ranges such as `"3,5-9,20-"` into pairs of first and last number; raise ValueError if they are invalid."""
+    pairs = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part.strip())
         if match is None:
@@ -58,55 +53,47 @@ def ranges(text: str) -> list[tuple[int, int]]:
         last = first if match[2] is None else int(match[3] or _LAST)
         if not 1 <= first <= last:
             raise ValueError(f"{part!r} is empty; requests are counted from 1")
-        found.append((first, last))
-    return found
+        pairs.append((first, last))
+    return pairs
 
 
 class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="effect"):
-    """
-    When a rule fits: what is given must all hold. Requests are counted from 1, for each operation by itself.
-
-    Args:
-        requests: Numbers and ranges, such as `"3,5-9,20-"`.
-        every: Each request whose number it divides.
-        probability: Of each request that the others let through.
-        times: At most so often.
-    """
+    """The conditions of a rule; all must match. Requests are counted from 1, separately for each operation."""
 
     operation: Operation | Literal["any"] = "intake"
-    requests: str = "1-"
-    every: Annotated[int, Meta(ge=1)] = 1
-    probability: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    times: Annotated[int, Meta(ge=1)] | None = None
+    requests: str = "1-"  # numbers and ranges, such as "3,5-9,20-"
+    every: Annotated[int, Meta(ge=1)] = 1  # match every n-th request
+    probability: Annotated[float, Meta(gt=0, le=1)] = 1.0  # applies once all other conditions match
+    times: Annotated[int, Meta(ge=1)] | None = None  # at most
 
     def __post_init__(self) -> None:
         ranges(self.requests)
 
 
 class Status(Fault, frozen=True, tag="status"):
-    """Answer with a status; the body is the gateway's, with `message`."""
+    """Answer with a status and `message` in the gateway's error form."""
 
     status: Annotated[int, Meta(ge=200, le=599)]
-    message: str = "The sandbox was told to answer so."
+    message: str = "The sandbox was configured to give this answer."
     retry_after: Annotated[str, Meta(pattern=r"^[ -~]*\Z", max_length=100)] = ""
     when: When = "before"
 
 
 class Html(Fault, frozen=True, tag="html"):
-    """Answer 200 with a web page, as a proxy that wants a login."""
+    """Answer 200 with an HTML page, like a proxy that requires a login."""
 
     when: When = "before"
 
 
 class Delay(Fault, frozen=True, tag="delay"):
-    """Wait, then go on."""
+    """Wait, then continue normally."""
 
     seconds: Seconds
     when: When = "before"
 
 
 class Hang(Fault, frozen=True, tag="hang"):
-    """Do not answer for as long as the client waits."""
+    """Never answer; wait until the client disconnects."""
 
     when: When = "before"
 
@@ -118,27 +105,27 @@ class Reset(Fault, frozen=True, tag="reset"):
 
 
 class Truncate(Fault, frozen=True, tag="truncate"):
-    """Send the head and half the body of the answer, then close the connection."""
+    """Send the head and half the body of the response, then close the connection."""
 
     when: Literal["after"] = "after"
 
 
 class Drip(Fault, frozen=True, tag="drip"):
-    """Send the answer's body byte by byte."""
+    """Send the response body byte by byte."""
 
-    seconds: Seconds = 1.0  # between two bytes
+    seconds: Seconds = 1.0  # between bytes
     when: Literal["after"] = "after"
 
 
 class RotateKey(Fault, frozen=True, tag="rotate_key"):
-    """Make a subscription key invalid and a new one in its place, then go on."""
+    """Replace a subscription key with a new one, then continue normally."""
 
     key: Which = "primary"
     when: Literal["before"] = "before"
 
 
 class Chance(Fault, frozen=True, tag="chance"):
-    """Any of a number of faults that a client must survive."""
+    """Apply a random fault that a client must survive."""
 
     when: Literal["before"] = "before"
 
@@ -163,32 +150,32 @@ _CHANCES: Final[tuple[AnyFault, ...]] = (
 
 
 class FaultScript(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rules in the order in which they are tried, and the seed for those that depend on chance."""
+    """Rules in order of precedence, and the seed for random choices."""
 
     seed: int = 1
     fault: list[AnyFault] = []
 
 
 class FaultPlan:
-    """The script in force and how far it has got."""
+    """The current script, and counts of requests and applied rules."""
 
     def __init__(self, script: FaultScript) -> None:
         self.load(script)
 
     def load(self, script: FaultScript) -> None:
-        """Put a script in force; requests are counted from 1 again."""
+        """Replace the script and reset the counts."""
         self.script = script
         self._ranges = [ranges(rule.requests) for rule in script.fault]
         self.restart()
 
     def restart(self) -> None:
-        """Begin with the same script again."""
+        """Reset the counts and the random generator; keep the script."""
         self._rng = Random(self.script.seed)
         self.seen: Counter[Operation] = Counter(dict.fromkeys(OPERATIONS, 0))
         self.applied = [0] * len(self.script.fault)
 
     def pick(self, operation: Operation) -> AnyFault | None:
-        """Count a request and choose what goes wrong with it; None if nothing does."""
+        """Count a request and return the fault to apply; None if no rule matches."""
         self.seen[operation] += 1
         number = self.seen[operation]
         for index, rule in enumerate(self.script.fault):
@@ -205,28 +192,18 @@ class FaultPlan:
 
 
 def read_script(document: bytes, *, source: str, is_json: bool = False) -> FaultScript:
-    """
-    Read a script.
-
-    Raises:
-        ConfigError: It is neither TOML nor JSON, or says what no rule can say; names the place.
-    """
+    """Parse a script; raise ConfigError with the position if it is invalid."""
     document = document.removeprefix(BOM_UTF8)
     try:
         if is_json:
             return msgspec.json.decode(document, type=FaultScript)
         return msgspec.convert(tomllib.loads(document.decode()), FaultScript)
-    except (ValueError, msgspec.DecodeError, RecursionError) as error:  # those of TOML and UTF-8 are ValueErrors
+    except (ValueError, msgspec.DecodeError, RecursionError) as error:  # ValueError: TOML and UTF-8
         raise _script_error(error, source) from error
 
 
 def load_script(path: Path) -> FaultScript:
-    """
-    Read a script from a file: JSON if its name ends in `.json`, else TOML.
-
-    Raises:
-        ConfigError: As `read_script`, or the file cannot be read.
-    """
+    """Read a script from a file, JSON if its name ends in `.json`, otherwise TOML; errors as for `read_script`."""
     try:
         document = path.read_bytes()
     except OSError as error:
@@ -235,18 +212,13 @@ def load_script(path: Path) -> FaultScript:
 
 
 def read_rule(text: str, *, source: str) -> AnyFault:
-    """
-    Read one rule from a line such as `status status=503 requests=5-9`: the effect, then what it depends on.
-
-    Raises:
-        ConfigError: It says what no rule can say.
-    """
+    """Parse a rule such as `status status=503 requests=5-9`: effect, then attributes; raise ConfigError if invalid."""
     effect, *words = text.split() or [""]
     entries: dict[str, Any] = {"effect": effect}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or name in entries:
-            raise ConfigError(f"{text!r}: {word!r} is not NAME=VALUE with a name of its own", source=source)
+            raise ConfigError(f"{text!r}: {word!r} is not NAME=VALUE, or repeats a name", source=source)
         entries[name] = value
     try:
         rule: AnyFault = msgspec.convert(entries, AnyFault, strict=False)
@@ -256,5 +228,5 @@ def read_rule(text: str, *, source: str) -> AnyFault:
 
 
 def _script_error(error: Exception, source: str) -> ConfigError:
-    hint = f"; effects are {', '.join(map(str, EFFECTS))}" if "effect" in str(error) else ""
-    return ConfigError(f"cannot be understood: {error}{hint}", source=source)
+    hint = f"; the effects are {', '.join(map(str, EFFECTS))}" if "effect" in str(error) else ""
+    return ConfigError(f"is invalid: {error}{hint}", source=source)

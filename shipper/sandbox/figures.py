@@ -1,15 +1,13 @@
 """
-The invented figures of the daily report: plausible, and the same for the same seed.
+Generates plausible figures for the daily report, deterministic for a seed.
 
-Every day of every deal is drawn by itself from a hash, so a period is the sum of its days wherever it begins, and
-a balance that is carried forward is the sum since `FIRST_DAY`. The sums of a month are kept: the first balance of
-today draws some 40,000 days, the next one hardly any.
+The figures of each day and deal are derived from a hash. So the figures of any period are the sums of its days, and a
+balance is the sum since `FIRST_DAY`. Sums of months are cached, because a balance covers about 40,000 days of deals.
 """
 
 from __future__ import annotations
 
 from calendar import monthrange
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import date, timedelta
 from decimal import Decimal
@@ -18,26 +16,28 @@ from hashlib import sha256
 from struct import Struct
 from typing import Final, NamedTuple
 
-from shipper.model.wire import AmountPair, DepositFigures, Deposits
+from shipper.model.wire import AmountPair, Conversions, DepositFigures, Deposits, MarketingSource
 
-# Outside these days nothing happened; it bounds what a balance, or a period of thousands of years, draws.
+# All figures outside these days are zero, which limits the cost of balances and of very long periods.
 FIRST_DAY: Final = date(2020, 1, 1)
 LAST_DAY: Final = date(2039, 12, 31)
 
 REVENUE_SHARE_PERCENT: Final = 30
 CPA_RATE: Final = Decimal("40.0000")
 
-_UNITS: Final = 10_000  # money is drawn and added in ten-thousandths, as integers, and made Decimal once a period
+_UNITS: Final = 10_000  # money is computed in integer ten-thousandths, and converted to Decimal once per period
 _CPA_UNITS: Final = int(CPA_RATE * _UNITS)
 _FEE_DIVISOR: Final = 50
-_RETURNS_DIVISOR: Final = 8  # of the returning customers beyond the busiest day's, one in so many is another person
-_MONTHS_KEPT: Final = 8192  # all months of all sample deals are 3,600
+_RETURNS_DIVISOR: Final = 8  # one in 8 returning customers beyond the busiest day's is a different person
+_MONTHS_KEPT: Final = 8192  # more than the 3,600 months of all sample deals
 
-_DRAWS: Final = Struct("<8I")  # the eight numbers of a digest
+CURRENCY: Final = "Euro"
+
+_DRAWS: Final = Struct("<8I")  # a digest as eight integers
 
 
 class Deal(NamedTuple):
-    """Whose figures are drawn: one marketing source of an account under one brand."""
+    """A brand and marketing source of an account; `seed` selects its figures."""
 
     seed: int
     account_id: int
@@ -46,43 +46,15 @@ class Deal(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """
-    Consecutive days of one month.
+    """Consecutive days of one month; both ends are included."""
 
-    Attributes:
-        first: Day of the month.
-        last: Day of the month, included.
-        revisions: Day of the month and how often it was restated, for those that were, ascending.
-    """
-
-    year: int
-    month: int
-    first: int
-    last: int
-    revisions: tuple[tuple[int, int], ...]
-
-
-class PeriodFigures(NamedTuple):
-    """
-    The figures of one deal in one period; counts are whole, money has four decimals.
-
-    Attributes:
-        outgoing_balance: What the period adds to the account's balance.
-    """
-
-    clicks: Decimal
-    active_customers: AmountPair
-    qualified_conversions: AmountPair
-    deposits: Deposits
-    net_revenue: AmountPair
-    rev_share: AmountPair
-    cpa_revenue: AmountPair
-    fees: AmountPair
-    outgoing_balance: Decimal
+    first: date
+    last: date
+    revisions: tuple[int, ...]  # how often each day was restated
 
 
 class Sums(NamedTuple):
-    """Figures of one or more days: customers and clicks in whole numbers, money in ten-thousandths."""
+    """Figures of one or more days; money is in ten-thousandths."""
 
     clicks: int
     new_customers: int
@@ -99,7 +71,7 @@ class Sums(NamedTuple):
 
 
 class Month(NamedTuple):
-    """A stretch, added up; customers who return on several days are in the sum on each of them."""
+    """The sums of a stretch; a customer who returns on several days is counted on each of them."""
 
     sums: Sums
     most_returning: int
@@ -109,94 +81,80 @@ _NO_SUMS: Final = Sums(*[0] * len(Sums._fields))
 
 
 def stretches(start: date, end: date, restated: Mapping[date, int]) -> list[Stretch]:
+    """Split a period, both ends included, by month, and limit it to `FIRST_DAY` and `LAST_DAY`."""
+    first, end = max(start, FIRST_DAY), min(end, LAST_DAY)
+    parts = []
+    while first <= end:
+        last = min(end, first.replace(day=monthrange(first.year, first.month)[1]))
+        days = range((last - first).days + 1)
+        parts.append(Stretch(first, last, tuple(restated.get(first + timedelta(day), 0) for day in days)))
+        first = last + timedelta(days=1)
+    return parts
+
+
+def marketing_source(deal: Deal, period: Iterable[Stretch], registrations: AmountPair) -> MarketingSource:
     """
-    Cut the period at the ends of months, and to `FIRST_DAY` and `LAST_DAY`.
+    Return a deal's entry in the report of a period; money has four decimals.
 
-    Args:
-        start: First day.
-        end: Last day, included; before `start` it is an empty period.
-        restated: How often a day was restated; absent is 0.
-    Returns:
-        0..n stretches, ascending.
-    """
-    first, last = max(start, FIRST_DAY), min(end, LAST_DAY)
-    revisions = defaultdict[tuple[int, int], list[tuple[int, int]]](list)
-    for day, times in sorted(restated.items()):
-        if times and first <= day <= last:
-            revisions[day.year, day.month].append((day.day, times))
-    found = []
-    while first <= last:
-        closing = min(last, first.replace(day=monthrange(first.year, first.month)[1]))
-        revised = tuple(revisions.get((first.year, first.month), ()))
-        found.append(Stretch(first.year, first.month, first.day, closing.day, revised))
-        first = closing + timedelta(days=1)
-    return found
-
-
-def figures_of(deal: Deal, period: Iterable[Stretch]) -> PeriodFigures:
-    """
-    Make the figures of one deal in a period; of one day if that is all the period has.
-
-    Everything adds up over time but the distinct customers: who returns on two days is counted once, so a period has
-    at least as many as its busiest day and at most as many as its days together.
+    All figures add up over time except distinct customers, as a customer who returns on two days is counted once: a
+    period has at least as many as its busiest day, and at most the sum of its days.
     """
     months = [month_of(deal, stretch) for stretch in period]
     sums = _added(month.sums for month in months)
     most = max((month.most_returning for month in months), default=0)
     returning = most + (sums.returning_customers - most) // _RETURNS_DIVISOR
     new = _counts(sums.new_customers, sums.new_customers_adjustment)
-    cpa_revenue = (sums.new_customers * _CPA_UNITS, sums.new_customers_adjustment * _CPA_UNITS)
-    earned = (sums.rev_share, sums.rev_share_adjustment, *cpa_revenue, sums.fees, sums.fees_adjustment)
-    return PeriodFigures(
-        clicks=Decimal(sums.clicks),
+    return MarketingSource(
+        id=deal.source_id,
+        name="",
+        reporting_currency=CURRENCY,
+        exchange_rate=Decimal("1.0000"),
         active_customers=_counts(sums.new_customers + returning, sums.new_customers_adjustment),
-        qualified_conversions=new,
+        conversions=Conversions(clicks=Decimal(sums.clicks), qualified_conversions=new, registrations=registrations),
         deposits=Deposits(
             new_depositing_customers=DepositFigures(new, _money(sums.new_amount)),
             returning_depositing_customers=DepositFigures(_counts(returning), _money(sums.returning_amount)),
         ),
         net_revenue=_money(sums.net_revenue, sums.net_revenue_adjustment),
         rev_share=_money(sums.rev_share, sums.rev_share_adjustment),
-        cpa_revenue=_money(*cpa_revenue),
+        cpa_revenue=_money(sums.new_customers * _CPA_UNITS, sums.new_customers_adjustment * _CPA_UNITS),
         fees=_money(sums.fees, sums.fees_adjustment),
-        outgoing_balance=Decimal(sum(earned)).scaleb(-4),
+        outgoing_balance=_earned(sums),
     )
+
+
+def earned(deal: Deal, period: Iterable[Stretch]) -> Decimal:
+    """Return the amount that a period adds to the account's balance."""
+    return _earned(_added(month_of(deal, stretch).sums for stretch in period))
 
 
 @lru_cache(_MONTHS_KEPT)
 def month_of(deal: Deal, stretch: Stretch) -> Month:
-    """Draw and add the days of a stretch; a stretch that was drawn lately is remembered."""
+    """Generate and add up the days of a stretch."""
     seed, account_id, brand_id, source_id = deal
-    head, tail = f"{seed},{account_id},{stretch.year:04}-{stretch.month:02}-", f"{brand_id},{source_id}"
-    size = 1 + sha256(f"{seed},{account_id},{tail}".encode()).digest()[0] % 6
-    revisions = dict(stretch.revisions)
-    days = [
-        _day_of(sha256(f"{head}{day:02},{tail},{revisions.get(day, 0)}".encode()).digest(), size)
-        for day in range(stretch.first, stretch.last + 1)
-    ]
+    size = 1 + sha256(f"{seed},{account_id},{brand_id},{source_id}".encode()).digest()[0] % 6
+    days = []
+    for number, revision in enumerate(stretch.revisions):
+        day = stretch.first + timedelta(number)
+        text = f"{seed},{account_id},{day.isoformat()},{brand_id},{source_id},{revision}"
+        days.append(_day_of(sha256(text.encode()).digest(), size))
     return Month(_added(days), max(day.returning_customers for day in days))
 
 
 def _day_of(digest: bytes, size: int) -> Sums:
-    """
-    Read the figures of one day off its hash.
-
-    Args:
-        digest: 32 bytes.
-        size: How busy the marketing source is, 1..6.
-    """
+    """Derive the figures of one day from its hash; `size` is the marketing source's activity, 1..6."""
     visits, firsts, returns, first_stake, return_stake, luck, correction, refund = _DRAWS.unpack(digest)
     new = firsts % (size + 2)
     returning = returns % (9 * size)
     new_amount = new * (10 * _UNITS + first_stake % (90 * _UNITS))
     returning_amount = returning * (15 * _UNITS + return_stake % (185 * _UNITS))
-    net = (new_amount + returning_amount) * (luck % 46 - 12) // 100  # the players win on one day in four
+    net = (new_amount + returning_amount) * (luck % 46 - 12) // 100  # negative on one day in four
     net_adjustment = -net // 20 if correction % 16 == 0 else 0
     share = max(net, 0) * REVENUE_SHARE_PERCENT // 100
     corrected_share = max(net + net_adjustment, 0) * REVENUE_SHARE_PERCENT // 100
     fees = (share + new * _CPA_UNITS) // _FEE_DIVISOR
     return Sums(
-        clicks=size * (15 + visits % 60),  # far above the new customers
+        clicks=size * (15 + visits % 60),  # far more than new customers
         new_customers=new,
         new_customers_adjustment=-1 if new and refund % 24 == 0 else 0,
         new_amount=new_amount,
@@ -213,6 +171,12 @@ def _day_of(digest: bytes, size: int) -> Sums:
 
 def _added(rows: Iterable[Sums]) -> Sums:
     return Sums(*map(sum, zip(_NO_SUMS, *rows, strict=True)))
+
+
+def _earned(sums: Sums) -> Decimal:
+    cpa_units = (sums.new_customers + sums.new_customers_adjustment) * _CPA_UNITS
+    share = sums.rev_share + sums.rev_share_adjustment
+    return Decimal(share + cpa_units + sums.fees + sums.fees_adjustment).scaleb(-4)
 
 
 def _counts(result: int, adjustment: int = 0) -> AmountPair:

@@ -1,9 +1,10 @@
-"""The gateway in front of the sandbox's service: subscription key, rate and quota, access token, headers, body."""
+"""The simulated gateway: checks subscription key, rate and quota, access token, headers and body."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
+from email.utils import formatdate
 from hmac import compare_digest
 from math import ceil
 from typing import Final, NamedTuple
@@ -12,7 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shipper.sandbox.clock import CallWindow, http_date
+from shipper.sandbox.clock import CallWindow
 from shipper.sandbox.options import RetryAfter, SandboxOptions, Which
 from shipper.sandbox.tokens import TokenIssuer
 
@@ -26,47 +27,47 @@ KEY_INVALID: Final = (
     "Access denied due to invalid subscription key. Make sure to provide a valid key for an active subscription."
 )
 
-_GZIP_WINDOW: Final = 31  # zlib's own way to say "with a gzip header"
+_GZIP_WINDOW: Final = 31  # zlib's code for a gzip header
 
 
 class Refusal(NamedTuple):
-    """
-    An answer that takes nothing.
-
-    Attributes:
-        retry_after: The header's value; empty for none.
-    """
+    """An error response."""
 
     status: int
     message: str
-    retry_after: str = ""
+    retry_after: str = ""  # value of the header
 
 
 NOT_FOUND: Final = Refusal(404, "Resource not found")
 
 
 def json_response(content: object, status: int = 200) -> Response:
-    """Answer with compact JSON."""
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
 def refusal_response(refusal: Refusal) -> Response:
-    """Answer in the gateway's error form, `{"statusCode": …, "message": …}`."""
+    """Return a response in the gateway's error form, `{"statusCode": …, "message": …}`."""
     response = json_response({"statusCode": refusal.status, "message": refusal.message}, refusal.status)
     if refusal.retry_after:
         response.headers["Retry-After"] = refusal.retry_after
     return response
 
 
-class Gateway:
-    """
-    Lets a request pass or says why not, in the order of a real gateway: key, rate, quota, token, headers, body.
+async def bounded_body(request: Request, max_bytes: int) -> bytes | None:
+    """Read a body; return None, without reading on, once it exceeds the limit."""
+    declared = request.headers.get("Content-Length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        return None
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            return None
+    return bytes(body)
 
-    Args:
-        options: Keys and limits.
-        tokens: Judges access tokens.
-        clock: The service's time, seconds since the epoch.
-    """
+
+class Gateway:
+    """Checks requests in the order of a real gateway: key, rate, quota, token, headers, body."""
 
     def __init__(self, options: SandboxOptions, *, tokens: TokenIssuer, clock: Callable[[], float]) -> None:
         self._tokens = tokens
@@ -81,20 +82,13 @@ class Gateway:
         self.quota = CallWindow(options.quota, clock)
 
     def rotate_key(self, which: Which) -> str:
-        """Replace a key by a new one and return that; the old one is no longer valid."""
+        """Replace a key, which becomes invalid, and return the new one."""
         self._rotations += 1
         self.keys[which] = f"{self._first_keys[which]}-{self._rotations + 1}"
         return self.keys[which]
 
     def refusal(self, headers: Mapping[str, str]) -> Refusal | None:
-        """
-        Check a request by its headers.
-
-        Args:
-            headers: Looked up without regard to case.
-        Returns:
-            None if the request may pass.
-        """
+        """Check the headers, a case-insensitive mapping; return None if they are accepted."""
         return (
             self._judge_key(headers)
             or self._judge_calls()
@@ -103,23 +97,10 @@ class Gateway:
         )
 
     async def read_body(self, request: Request) -> bytes | Refusal:
-        """
-        Read the body of a request whose headers may pass, and no more of it than the limit.
-
-        Raises:
-            ClientDisconnect: The client left before its body was complete.
-        """
-        declared = request.headers.get("Content-Length", "")
-        if declared.isdigit() and int(declared) > self._max_body_bytes:
+        """Read and decompress the body of a request whose headers were accepted."""
+        body = await bounded_body(request, self._max_body_bytes)
+        if body is None:
             return self._too_large()
-        chunks: list[bytes] = []
-        size = 0
-        async for chunk in request.stream():
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > self._max_body_bytes:
-                return self._too_large()
-        body = b"".join(chunks)
         return self._inflate(body) if _encoding(request.headers) == "gzip" else body
 
     def _judge_key(self, headers: Mapping[str, str]) -> Refusal | None:
@@ -131,7 +112,7 @@ class Gateway:
         return None
 
     def _judge_calls(self) -> Refusal | None:
-        """Enforce the limits of the subscription, which both keys and both operations share."""
+        """Enforce the subscription's limits, which both keys and both operations share."""
         wait = ceil(self.rate.admit())
         if wait:
             message = f"Rate limit is exceeded. Try again in {wait} seconds."
@@ -147,7 +128,7 @@ class Gateway:
     def _retry_after_in(self, seconds: int) -> str:
         if self._retry_after is RetryAfter.SECONDS:
             return str(seconds)
-        return http_date(ceil(self._clock()) + seconds)
+        return formatdate(ceil(self._clock()) + seconds, usegmt=True)
 
     def _judge_token(self, headers: Mapping[str, str]) -> Refusal | None:
         scheme, _, token = headers.get("Authorization", "").partition(" ")

@@ -1,4 +1,4 @@
-"""The public code lists that the strict profile asks for: ISO 3166-1 alpha-2, ISO 4217, ISO 3166-2:US."""
+"""The code lists of the strict profile: ISO 3166-1 alpha-2, ISO 4217, ISO 3166-2:US."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the sandbox on a loopback address: for the command, and in a thread for the demo and the tests."""
+"""Runs the sandbox on a loopback address: in the foreground, or in a thread for the demo and tests."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from shipper.sandbox.service import RequestEntry, Service
 from shipper.sandbox.store import EventStore
 from shipper.system.serving import BoundedProtocol, Server, address_of, listen, running_in_thread
 
-_KEEP_ALIVE_SECONDS: Final = 120  # well above the time that an idle sender keeps a connection
+_KEEP_ALIVE_SECONDS: Final = 120  # longer than a sender keeps an idle connection
 _GRACE_SECONDS: Final = 3
 
 
 class Access(NamedTuple):
-    """Everything that a client of a running sandbox needs."""
+    """The address and credentials that a client needs."""
 
     base_url: str
     subscription_key: str
@@ -36,8 +36,8 @@ class Access(NamedTuple):
 
 
 def configuration_snippet(access: Access) -> str:
-    """Write the two sections of a configuration that point at the sandbox, as TOML."""
-    # A JSON string is a TOML basic string, too.
+    """Return the TOML sections `intake` and `report` for a sandbox."""
+    # JSON strings are valid TOML.
     base_url, subscription_key, token = (msgspec.json.encode(value).decode() for value in access)
     entries = f"base_url = {base_url}\nsubscription_key = {subscription_key}\ntoken = {token}\n"
     return f"[intake]\n{entries}\n[report]\n{entries}"
@@ -52,14 +52,12 @@ async def serve(
     observe: Callable[[RequestEntry], None] | None = None,
 ) -> None:
     """
-    Serve until SIGINT or SIGTERM; a second one does not wait for open connections.
+    Serve until SIGINT or SIGTERM; after a second signal, do not wait for open connections.
 
     Args:
-        options: Where to listen, what to keep, and how to answer.
-        script: What goes wrong from the start.
         clock: Seconds since the epoch.
-        announce: Called once, when connections are accepted and a signal would already be heeded.
-        observe: Called after each request but those to the controls.
+        announce: Called once the server accepts connections and handles signals.
+        observe: Called after each request except those to the controls.
     Raises:
         ConfigError: The host is not loopback, the port is in use, or the store cannot be opened.
     """
@@ -76,15 +74,11 @@ async def serve(
 
 class SandboxThread:
     """
-    A sandbox in a daemon thread, from `__enter__` to `__exit__`.
+    A context manager that runs a sandbox in a daemon thread.
 
-    Args:
-        options: Where to listen and how to answer; by default on any free port.
-        script: What goes wrong from the start; by default nothing.
-        clock: Seconds since the epoch.
     Raises:
-        ConfigError: On entering, as `serve`.
-        ShipperError: On entering, if the server does not come up.
+        ConfigError: On entering; see `serve`.
+        ShipperError: On entering, if the server does not start.
     """
 
     base_url: str
@@ -121,12 +115,12 @@ class SandboxThread:
 
     @property
     def access(self) -> Access:
-        """What `configuration_snippet` takes."""
+        """The argument of `configuration_snippet`."""
         return Access(self.base_url, self.subscription_key, self.token)
 
 
 class _Server(Server):
-    """A server that tells the service when it is about to end."""
+    """A server that sets an event when it begins to shut down."""
 
     def __init__(self, app: Callable[..., Any], stopping: anyio.Event, **options: Any) -> None:
         super().__init__(app, **options)
@@ -138,10 +132,10 @@ class _Server(Server):
 
 
 class _Protocol(BoundedProtocol):
-    """A protocol that also hands out its transport, for the faults that cut a connection off, or wait for long."""
+    """A protocol that exposes its transport to faults, with time limits that allow long delays."""
 
-    head_bytes = 131_072  # the longest token that shipper sends has half of it
-    body_bytes = 256 * 1024 * 1024  # the gateway has a limit of its own, which is lower and told in its way
+    head_bytes = 131_072  # twice the longest token that shipper sends
+    body_bytes = 256 * 1024 * 1024  # the gateway's limit is lower, and has its own error message
     pipelined = 1000
     request_seconds = 300.0
     answer_seconds = 86_400.0
@@ -169,7 +163,7 @@ def _prepared(
             create_app(service, Control(service, base_url=base_url)),
             service.stopping,
             http=_Protocol,
-            date_header=False,  # the application writes it, by the service's clock
+            date_header=False,  # the application adds it, with the service's time
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
@@ -184,7 +178,7 @@ def _listen(host: str, port: int) -> socket.socket:
         is_loopback = False
     if not is_loopback:
         raise ConfigError(
-            f"{host!r} is not a loopback address; the sandbox has no TLS and a known key, use 127.0.0.1 or ::1",
+            f"{host!r} is not a loopback address; use 127.0.0.1 or ::1, as the sandbox has no TLS and a well-known key",
             key="host",
             source="sandbox",
         )

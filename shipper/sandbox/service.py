@@ -1,4 +1,4 @@
-"""The sandbox's service: both operations behind the gateway, and everything that they keep."""
+"""The simulated service: both operations behind the gateway, and their state."""
 
 from __future__ import annotations
 
@@ -27,32 +27,24 @@ from shipper.sandbox.tokens import TokenIssuer
 _REQUESTS_KEPT: Final = 10_000
 _EVENT_MARK: Final = b'"EventId"'
 
-# Of a single event, in an answer that has a status for each.
+# Statuses of single events in a 207 response.
 _TAKEN: Final = 202
 _REFUSED: Final = 400
 _CONFLICT: Final = 409
 
 
 class RequestEntry(Struct, kw_only=True):
-    """
-    One request to an operation, as it stands in the log; nothing of its headers or its body is in it.
-
-    Attributes:
-        at: The service's time, seconds since the epoch.
-        status: 0 as long as there is no answer, and for good if there was none.
-        fault: The effect that was applied; empty for none.
-        events: In the request, as far as it was looked at.
-    """
+    """A logged request to an operation, without its headers and body."""
 
     number: int
-    at: float
+    at: float  # the service's time, seconds since the epoch
     operation: Operation | Literal[""]
     method: str
     path: str
-    status: int = 0
-    fault: str = ""
+    status: int = 0  # 0 = no response, or not yet
+    fault: str = ""  # the effect that was applied
     body_bytes: int = 0
-    events: int = 0
+    events: int = 0  # in the request; 0 = not parsed
     accepted: int = 0
     duplicates: int = 0
     rejected: int = 0
@@ -61,17 +53,12 @@ class RequestEntry(Struct, kw_only=True):
 
 class Service:
     """
-    The two operations. They run on one event loop, so the plain counters need no lock.
+    The two operations. They run in one event loop, so the counters need no lock.
 
     Args:
-        options: Every choice.
         store: Opened and closed by the caller.
-        script: The faults at the start.
-        machine_clock: Seconds since the epoch.
-        observe: Called after each request but those to the controls.
-
-    Attributes:
-        stopping: Set when the sandbox is to stop.
+        machine_clock: Returns seconds since the epoch.
+        observe: Called after each request except those to the controls.
     """
 
     def __init__(
@@ -90,7 +77,7 @@ class Service:
         self.gateway = Gateway(options, tokens=self.tokens, clock=self.clock)
         self.faults = FaultPlan(script)
         self.observe = observe or (lambda entry: None)
-        self.stopping = anyio.Event()
+        self.stopping = anyio.Event()  # set when the server begins to shut down
         self._source = wire.ReportSource(options.account_id, options.account_name, options.operator_name)
         self._forget()
 
@@ -103,25 +90,24 @@ class Service:
         self.restated: Counter[date] = Counter()
 
     def note(self, operation: Operation, request: Request) -> RequestEntry:
-        """Enter a request in the log."""
+        """Add a request to the log."""
         entry = self._entry(operation, request, next(self._numbers))
         self.requests.append(entry)
         self.intake_requests += operation == "intake"
         return entry
 
     def observe_unknown(self, request: Request, status: int) -> None:
-        """Show a request to no operation to the observer; it is not entered in the log."""
+        """Call `observe` for a request to an unknown path, without logging it."""
         entry = self._entry("", request)
         entry.status = status
         self.observe(entry)
 
     def _entry(self, operation: Operation | Literal[""], request: Request, number: int = 0) -> RequestEntry:
-        return RequestEntry(
-            number=number, at=self.clock(), operation=operation, method=request.method, path=request.url.path
-        )
+        path: str = request.scope["path"]  # `request.url` requires a query in UTF-8
+        return RequestEntry(number=number, at=self.clock(), operation=operation, method=request.method, path=path)
 
     def reset(self) -> None:
-        """Forget all that was received and count from the beginning; the fault script and the clock stay."""
+        """Delete everything received and reset all counts; keep the fault script, the keys and the clock."""
         self.store.reset()
         self.faults.restart()
         for window in (self.gateway.rate, self.gateway.quota, self.tokens.calls):
@@ -129,10 +115,10 @@ class Service:
         self._forget()
 
     def counts(self) -> dict[str, int]:
-        """Count what the intake got; without a black hole, `events_received` is the sum of the three below it."""
+        """Return the intake's counts; without `blackhole`, `events_received` is the sum of the three after it."""
         stored, duplicates = self.store.stored, self.store.duplicates
         return {
-            "requests": self.intake_requests,  # the refused ones included
+            "requests": self.intake_requests,  # including refused ones
             "events_received": stored + duplicates + self.rejected + self._swallowed,
             "events_stored": stored,
             "duplicates": duplicates,
@@ -140,7 +126,7 @@ class Service:
         }
 
     def restate(self, start: date, end: date) -> None:
-        """Change the figures of these days, both included."""
+        """Restate the figures of some days, both ends included."""
         self.restated.update(start + timedelta(days=day) for day in range((end - start).days + 1))
 
     async def intake(self, request: Request, entry: RequestEntry) -> Response:
@@ -167,18 +153,18 @@ class Service:
         return json_response({"accepted": entry.events, "duplicates": 0, "rejected": []}, 202)
 
     def _take(self, batch: Intake, entry: RequestEntry) -> Response:
-        entry.events = len(batch.events) + len(batch.rejected)
+        entry.events = len(batch.accepted) + len(batch.rejected)
         entry.rejected = len(batch.rejected)
         self.rejected += len(batch.rejected)
         shape = self.options.answer
         if batch.rejected and (
             self.options.rejection is Rejection.WHOLE or shape in {AnswerShape.EMPTY, AnswerShape.NO_CONTENT}
         ):
-            # Not even the number: to find the guilty ones is the client's work.
-            return refusal_response(Refusal(400, "The batch was refused: an event of it is not valid."))
-        added = self.store.add(batch.body, batch.events) if batch.events else Added(0, 0)
+            # The client has to find the invalid events itself.
+            return refusal_response(Refusal(400, "The batch was refused: it contains an invalid event."))
+        added = self.store.add(batch.accepted.values())
         if self.options.repeats is Repeats.ACCEPT:
-            added = Added(len(batch.events), 0)
+            added = Added(len(batch.accepted), 0)
         entry.accepted, entry.duplicates = added
         if shape is AnswerShape.PER_EVENT:
             return json_response({"results": _results(batch)}, 207)
@@ -188,7 +174,7 @@ class Service:
         return json_response({**added._asdict(), "rejected": batch.rejected}, status)
 
     async def report(self, request: Request, entry: RequestEntry) -> Response:
-        """Make the daily report: `GET` of `wire.REPORT_PATH`."""
+        """Return the daily report: `GET` of `wire.REPORT_PATH`."""
         period = self.gateway.refusal(request.headers) or self._period(request)
         if isinstance(period, Refusal):
             return refusal_response(period)
@@ -220,21 +206,21 @@ class Service:
 
 
 def day(text: str) -> date | None:
-    """Read `YYYY-MM-DD`, and none of the other forms of ISO 8601 that the library takes too."""
+    """Parse `YYYY-MM-DD`; return None for anything else, including other ISO 8601 forms."""
     try:
-        found = date.fromisoformat(text)
+        parsed = date.fromisoformat(text)
     except ValueError:
         return None
-    return found if found.isoformat() == text else None
+    return parsed if parsed.isoformat() == text else None
 
 
 def _results(batch: Intake) -> list[dict[str, object]]:
-    """Return a status for each event of the request, in the request's order."""
+    """Return a status for each event, in request order."""
     results: dict[int, dict[str, object]] = {
         index: {"index": index, "EventId": event.EventId, "status": _TAKEN}
-        for index, event in zip(batch.indexes, batch.events, strict=True)
+        for index, (event, _) in batch.accepted.items()
     }
-    for each in batch.rejected:
-        status = _CONFLICT if each.message == REPEATED.message else _REFUSED
-        results[each.index] = {**to_builtins(each), "status": status}
+    for event in batch.rejected:
+        status = _CONFLICT if event.message == REPEATED.message else _REFUSED
+        results[event.index] = {**to_builtins(event), "status": status}
     return [results[index] for index in sorted(results)]

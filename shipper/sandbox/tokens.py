@@ -1,8 +1,8 @@
 """
-Access tokens: their issuer, its token endpoint, and how the gateway judges them.
+Access tokens: issuing them at a token endpoint, and validating them for the gateway.
 
-The endpoint answers as the OAuth 2.0 endpoints of large identity platforms do (RFC 6749 §4.3, §4.4, §5): the errors
-have the fields and the words by which their users know them.
+The endpoint behaves like the OAuth 2.0 endpoints of large identity platforms (RFC 6749 §4.3, §4.4, §5), with the same
+error fields and messages.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ TOKEN_PATH: Final = "/oauth2/v2.0/token"
 AUDIENCE: Final = "api://shipper-sandbox"
 DEFAULT_SCOPE: Final = f"{AUDIENCE}/.default"
 
-# As with the subscription key: anyone can read them here, and they open nothing but a sandbox.
+# Public, like the default subscription key: they only give access to a sandbox.
 CLIENT_ID: Final = "sandbox-client"
 CLIENT_SECRET: Final = "sandbox-client-secret"
 USERNAME: Final = "sandbox-user"
 PASSWORD: Final = "sandbox-password"
 
 STATIC_LIFETIME_SECONDS: Final = 30 * 86_400
-_WAIT_AFTER_ABUSE_SECONDS: Final = 60  # the least that an endpoint asks for
+_RETRY_AFTER_MIN_SECONDS: Final = 60
 
 
 class TokenAnswer(NamedTuple):
-    """What the token endpoint answers; the document is JSON."""
+    """A response of the token endpoint; the document is JSON."""
 
     status: int
     document: dict[str, object]
@@ -44,7 +44,7 @@ class TokenAnswer(NamedTuple):
 
 
 class _Claims(msgspec.Struct, frozen=True):
-    """The claims that every token must carry, times in seconds since the epoch."""
+    """The required claims of a token; times are seconds since the epoch."""
 
     aud: str
     nbf: float
@@ -58,14 +58,7 @@ class _GrantError(Exception):
 
 
 class TokenIssuer:
-    """
-    Signs tokens (HS256) and knows them again.
-
-    Args:
-        options: Secret, lifetime, skew and limit.
-        clock: The service's time, seconds since the epoch.
-        rng: For the ids in error documents.
-    """
+    """Signs and validates tokens (HS256); `rng` generates the ids in error documents."""
 
     def __init__(self, options: SandboxOptions, *, clock: Callable[[], float], rng: Random) -> None:
         assert len(options.token_secret.encode()) >= SECRET_MIN_BYTES, "the token secret is too short for HS256"
@@ -77,15 +70,15 @@ class TokenIssuer:
         self.calls = CallWindow(options.token_limit, clock)
 
     def issue(self, lifetime_seconds: float = STATIC_LIFETIME_SECONDS, *, skew_seconds: float = 0.0) -> str:
-        """Sign a token that is valid from now on, by a clock that is `skew_seconds` ahead."""
+        """Return a token that is valid from now on, by a clock that is `skew_seconds` ahead."""
         now = int(self._clock() + skew_seconds)
         claims = {"sub": CLIENT_ID, "aud": AUDIENCE, "iat": now, "nbf": now, "exp": now + int(lifetime_seconds)}
         return jwt.encode(claims, self._secret, algorithm="HS256")
 
     def fault(self, token: str) -> str:
-        """Return what is wrong with a token; empty if nothing is."""
+        """Return why a token is refused; empty if it is valid."""
         try:
-            # The times are checked below, against the clock that was given instead of the library's own.
+            # The times are checked below against `self._clock`; the library would use the machine's.
             payload = jwt.decode(
                 token,
                 self._secret,
@@ -106,12 +99,7 @@ class TokenIssuer:
         return ""
 
     def grant(self, form: Mapping[str, str]) -> TokenAnswer:
-        """
-        Answer a token request.
-
-        Args:
-            form: The decoded fields of the body.
-        """
+        """Answer a token request; `form` has the decoded fields of its body."""
         no_store = {"Cache-Control": "no-store", "Pragma": "no-cache"}
         wait = self.calls.admit()
         try:
@@ -121,7 +109,7 @@ class TokenIssuer:
                 )
             self._check(form)
         except _GrantError as error:
-            headers = {"Retry-After": str(max(ceil(wait), _WAIT_AFTER_ABUSE_SECONDS))} if wait else {}
+            headers = {"Retry-After": str(max(ceil(wait), _RETRY_AFTER_MIN_SECONDS))} if wait else {}
             return TokenAnswer(error.status, self._error_document(error), no_store | headers)
         token = self.issue(self._lifetime_seconds, skew_seconds=self._skew_seconds)
         lifetime = self._lifetime_seconds
@@ -174,7 +162,7 @@ def _field(form: Mapping[str, str], name: str) -> str:
 
 
 def _check_scope(scope: str, grant_type: str) -> None:
-    """A scope is `RESOURCE/PERMISSION`; without a user it is `RESOURCE/.default`."""
+    """Check a scope: `RESOURCE/PERMISSION`, or `RESOURCE/.default` for client credentials."""
     resource, _, permission = scope.split()[0].rpartition("/") if scope.split() else ("", "", "")
     if not resource or not permission or (grant_type == "client_credentials" and permission != ".default"):
         words = f"The provided value for the input parameter 'scope' is not valid. Use {DEFAULT_SCOPE}."

@@ -1,13 +1,13 @@
 """
-Where records come from: files, to their end or as they grow; standard input and applications, through the spool.
+Sources of records: files, read once or followed; standard input and applications, through the spool.
 
-    discovery             which files there are; `siblings`: generations beside them
-    identity              which stream a file is; `register`: what the state store saves about it
-    content, reader       bytes by offset, decompressed if need be, and chunks of whole records
-    once                  files to their end; `completion` puts them away
-    tail                  files as they grow: when to look, by `follower`; `open_files`: what is read
-    spool                 input that can be read only once, kept in `segments`
-    stdin                 fills the spool from a pipe; `incoming` cuts what arrives
-    feed                  fills it from an application
+    discovery             finds the input files; `siblings`: rotated generations beside them
+    identity              maps files to streams; `register`: what the state store saves about streams
+    content, reader       random access to bytes, decompressed if necessary, and chunks of whole records
+    once                  reads files to their end; `completion` deletes or moves them
+    tail                  when to scan for growing files; `follower`: scans for them; `open_files`: reads them
+    spool                 stores input that can be read only once, in `segments`, on a `disk` that may be full
+    stdin, feed           fill the spool: from a pipe, from an application
+    replay                dead letters
     joined                several sources as one
 """

@@ -1,4 +1,4 @@
-"""The bytes of an open file, decompressed if need be, read by offset. All calls block."""
+"""Random access to the bytes of an open file, decompressed if necessary. All calls block."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from shipper.system.work import step
 
 Compression = Literal["", "gzip", "zstd", "bzip2", "xz"]
 
-_HEAD_BYTES: Final = 1024  # kept of the content for good, and of the raw bytes for telling whether they were replaced
-_KEPT_BYTES: Final = 1024  # kept before the offset that was asked for last: a reader looks at the last bytes it saw
-_STEP_BYTES: Final = 1 << 20  # decompressed at a time, whatever the archive says
-_READ_BYTES_MIN: Final = 1 << 12  # the first read of a member: a log may be flushed as very many small members
+_HEAD_BYTES: Final = 1024  # of the content, kept permanently; and of the raw bytes, to detect that they were replaced
+_LOOKBACK_BYTES: Final = 1024  # kept before the offset of the last read: a reader compares the last bytes it saw
+_STEP_BYTES: Final = 1 << 20  # maximum output of one decompression call
+_READ_BYTES_MIN: Final = (
+    1 << 12
+)  # of the first read of a member; small, as a flushed log may consist of very many small members
 _READ_BYTES_MAX: Final = 1 << 18
-_COST_BYTES: Final = 1 << 14  # decompressed at the cost of one step more
-_DEEP_BYTES: Final = 6 << 20  # of a member, from which on its window counts as wide
-# 64 MiB, as `xz -9` wants. The kernel gives no page of it before that is written: it takes what was decompressed.
+_STEP_OUTPUT_BYTES: Final = 1 << 14  # output bytes that count as one more step
+_DEEP_BYTES: Final = 6 << 20  # decompressed bytes of a member after which its window may be large
+# 64 MiB, as `xz -9` needs. Pages are allocated on first write, so memory grows with the decompressed bytes.
 _WINDOW_LOG: Final = 26
 
 _MAGICS: Final[dict[bytes, Compression]] = {
     b"\x1f\x8b\x08": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
-    **{bytes([0x50 + number, 0x2A, 0x4D, 0x18]): "zstd" for number in range(16)},  # frames to be skipped
-    # "BZh9" alone may be the beginning of a text: the first block, or the end of an archive of nothing, has to follow.
+    **{bytes([0x50 + number, 0x2A, 0x4D, 0x18]): "zstd" for number in range(16)},  # skippable frames
+    # "BZh9" alone may be the beginning of a text: the first block, or the end of an empty archive, must follow.
     **{
         b"BZh%d" % level + bytes.fromhex(block): "bzip2"
         for level, block in product(range(1, 10), ("314159265359", "177245385090"))
@@ -43,125 +45,82 @@ _MAGICS: Final[dict[bytes, Compression]] = {
 
 
 class UnfinishedError(Exception):
-    """A turn has ended before its work, which goes on in the next turn."""
+    """The turn ended before the call was done; repeat the call in the next turn."""
 
 
-def begins_like_archive(head: bytes) -> bool:
-    """Return whether the first bytes are too few to recognise an archive."""
+def is_partial_magic(head: bytes) -> bool:
+    """Return whether the head of a file is the incomplete magic number of an archive."""
     return any(magic.startswith(head) and magic != head for magic in _MAGICS)
 
 
 def compression_of(head: bytes) -> Compression:
-    """Return how a file is compressed, by its first bytes; empty if it is not, or if they are too few."""
+    """Detect the compression by the first bytes; empty for a plain file or too few bytes."""
     return next((compression for magic, compression in _MAGICS.items() if head.startswith(magic)), "")
 
 
-def data_from(descriptor: int, offset: int) -> int:
-    """Skip what the file system knows to be a hole from `offset` on; at most to the end of the file."""
+def seek_data(descriptor: int, offset: int) -> int:
+    """Return the end of a hole at `offset`, or `offset` if there is none or the file system cannot tell."""
     try:
         return os.lseek(descriptor, offset, os.SEEK_DATA)
     except OSError as error:
         return os.fstat(descriptor).st_size if error.errno == errno.ENXIO else offset
 
 
-class WideWindow:
-    """The archive that is deep in a member whose window may be wide; one at a time, as each may take 64 MiB."""
-
-    def __init__(self) -> None:
-        self._holder: Callable[[], Archive | None] = lambda: None
-
-    def take(self, archive: Archive) -> None:
-        """Let an archive have it; the one before drops its decompressor, and begins again in its turn."""
-        holder = self._holder()
-        if holder is not archive:
-            if holder is not None:
-                holder.rest()
-            self._holder = weakref.ref(archive)
-
-
-class Content(Protocol):
+class Content:
     """
-    What an open file holds, by offset in decompressed bytes.
-
-    Attributes:
-        compression: Empty = the file is read as it is.
-        descriptor: The open file.
-        steps_left: Of decompression, in this turn; infinite = as many as it takes.
-        wide_window: Shared with the other archives that are open; None = it has one of its own.
-    """
-
-    compression: Compression
-    descriptor: int
-    steps_left: float
-    wide_window: WideWindow | None
-
-    def pread(self, length: int, offset: int) -> bytes:
-        """
-        Read up to `length` bytes from `offset` on; fewer only where the content ends as of now.
-
-        Raises:
-            SourceError: The archive is broken, and none of the bytes from `offset` on could be read.
-            UnfinishedError: There are no more steps in this turn; the same call goes on in the next one.
-        """
-
-    def size(self) -> int:
-        """Return how many bytes of content are known to exist; of an archive what was decompressed so far."""
-
-    def status(self) -> os.stat_result:
-        """Look at the open file, wherever its name points by now."""
-
-    def is_ended(self) -> bool:
-        """Return whether all was decompressed, down to the end of a member; if not, it was cut short or still grows."""
-
-    def rest(self) -> None:
-        """Free what memory can be had again when it is read on."""
-
-    def is_intact(self) -> bool:
-        """Return whether the raw bytes that were read still seem to be there."""
-
-    def close(self) -> None: ...
-
-
-class Plain:
-    """
-    A file that is read as it is.
+    The bytes of a plain file.
 
     Args:
-        descriptor: Open for reading; owned and closed here.
+        descriptor: Open for reading; closed by `close`.
+
+    Attributes:
+        compression: Empty for a plain file. Otherwise all offsets count decompressed bytes.
+        steps_left: Decompression steps left in this turn; infinite = no limit.
+        is_independent: This archive suspends no others and is not suspended for them; used to compare two archives,
+            which would otherwise restart each other.
     """
 
     compression: Compression = ""
     steps_left = math.inf
+    is_independent = False
 
-    def __init__(self, descriptor: int, wide_window: WideWindow | None = None) -> None:
+    def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self.wide_window = wide_window
 
     def pread(self, length: int, offset: int) -> bytes:
+        """
+        Read up to `length` bytes at `offset`; fewer only at the current end of the content.
+
+        After a short read, `is_ended()` returns whether this is the end of a complete archive. Otherwise the archive is
+        truncated, still growing, or broken there; if broken, reading at `size()` raises.
+
+        Raises:
+            SourceError: The archive is broken and no bytes at `offset` are readable.
+            UnfinishedError: No steps are left in this turn.
+        """
         return os.pread(self.descriptor, length, offset)
 
     def size(self) -> int:
+        """Return the size; of an archive, the number of bytes decompressed so far."""
         return os.fstat(self.descriptor).st_size
 
     def status(self) -> os.stat_result:
+        """Return the status of the open file, even if its path now leads elsewhere."""
         return os.fstat(self.descriptor)
 
     def is_ended(self) -> bool:
+        """Return whether everything was decompressed, up to the end of a member."""
         return True
 
-    def rest(self) -> None:
-        """Do nothing: there is no decompressor."""
-
-    def is_intact(self) -> bool:
-        """Leave it to the caller, who knows which bytes it has seen."""
-        return True
+    def suspend(self) -> None:
+        """Free the decompressor; if it is within a member, the next read decompresses from the beginning again."""
 
     def close(self) -> None:
         os.close(self.descriptor)
 
 
 class _Decompressor(Protocol):
-    """What the four libraries have in common: reads one member."""
+    """The common interface of the four libraries; one decompressor reads one member."""
 
     @property
     def eof(self) -> bool: ...
@@ -173,7 +132,7 @@ class _Decompressor(Protocol):
 
 
 def _gzip_header_bytes(data: bytes) -> int | None:
-    """Return how long the header of a gzip member is (RFC 1952, 2.3), None if `data` ends before it does."""
+    """Return the length of a gzip header (RFC 1952, 2.3), or None if `data` is too short."""
     flags, size = int.from_bytes(data[3:4]), 10
     if flags & 4:
         size += 2 + int.from_bytes(data[10:12], "little")
@@ -188,31 +147,24 @@ def _gzip_header_bytes(data: bytes) -> int | None:
 
 
 class _Library(NamedTuple):
-    """
-    What reads one compression.
+    """The library for one compression."""
 
-    Attributes:
-        open: Makes a decompressor for one member.
-        error: What it raises if the bytes are not what they should be.
-        header_bytes: How many bytes of a member that begins like this are not for the decompressor; None if too few
-            bytes are given to tell.
-    """
-
-    open: Callable[[], _Decompressor]
-    error: type[Exception]
+    open: Callable[[], _Decompressor]  # for one member
+    error: type[Exception]  # raised for broken data
+    # Returns the bytes to skip at the start of a member; None if it needs more data.
     header_bytes: Callable[[bytes], int | None] = lambda _: 0
 
 
 def _library_of(compression: Compression) -> _Library:
-    """Import what reads such an archive; only now, since most inputs are plain."""
+    """Return the library of a compression; imported lazily, as most inputs are plain."""
     match compression:
         case "gzip":
             from isal import igzip_lib
 
-            # The flag has the checksum and the length behind the data verified. The header is not for isal: a whole one
-            # with a checksum, or with two optional fields, is broken for isal 1.9 if it comes in two pieces.
-            opened = partial(igzip_lib.IgzipDecompressor, flag=igzip_lib.DECOMP_GZIP_NO_HDR_VER)
-            return _Library(opened, cast("type[Exception]", igzip_lib.IsalError), _gzip_header_bytes)
+            # The flag makes isal verify the trailing checksum and length. The header is skipped here: isal 1.9
+            # rejects one with a checksum, or with two optional fields, if it is split between two calls.
+            open_ = partial(igzip_lib.IgzipDecompressor, flag=igzip_lib.DECOMP_GZIP_NO_HDR_VER)
+            return _Library(open_, cast("type[Exception]", igzip_lib.IsalError), _gzip_header_bytes)
         case "zstd":
             if sys.version_info >= (3, 14):
                 from compression import zstd
@@ -227,161 +179,141 @@ def _library_of(compression: Compression) -> _Library:
         case "xz":
             import lzma
 
-            limit = (1 << _WINDOW_LOG) + (1 << 20)  # what xz needs beside the window counts, too
+            limit = (1 << _WINDOW_LOG) + (1 << 20)  # xz counts its other memory, too
             return _Library(partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=limit), lzma.LZMAError)
         case "":
             raise AssertionError("a plain file needs no library")
 
 
-class Archive:
+class Archive(Content):
     """
-    A compressed file: one member or several, one behind the other, and perhaps growing.
+    A compressed file of one or more concatenated members, which may be growing.
 
-    It is made for a reader that goes forward. The bytes from a little before the offset that was asked for last up to
-    the end of that read are at hand, and so is the head; to go back further, all is decompressed again from the
-    beginning. What lies between members is looked at where it is in the file and never carried along, so that the raw
-    offset and the decompressor are all the state there is.
-
-    Args:
-        descriptor: Open for reading; owned and closed here.
-        path: Where the file is; for people.
+    Optimised for forward reading: it keeps the head, and a window from a little before the offset of the last read to
+    its end. Reading before the window decompresses everything from the beginning again. Between members, nothing is
+    buffered, so the only state is the raw offset and the decompressor.
     """
 
-    def __init__(
-        self, descriptor: int, compression: Compression, path: Path, wide_window: WideWindow | None = None
-    ) -> None:
-        self.descriptor = descriptor
-        self.wide_window = wide_window
+    def __init__(self, descriptor: int, compression: Compression, path: Path) -> None:
+        super().__init__(descriptor)
+        self.compression = compression
         self._path = path
-        self._size = self._end = 0
         self._library = _library_of(compression)
         self._raw_head = os.pread(descriptor, _HEAD_BYTES, 0)
-        self._broken_end = -1  # of the content, once it was found to be broken; stays so when it is read again
+        self._head = b""
+        self._broken_end = -1  # of the content, where it is broken; -1 = unknown; kept when it is read again
         self._why_broken = ""
-        self.compression = compression
-        self.steps_left = math.inf
-        self._rewind()
+        self._size = self._end = 0
+        self.forget()
 
     def __repr__(self) -> str:
         return f"<Archive {self._path} {self.compression} at {self._end}>"
 
-    def _rewind(self) -> None:
+    def forget(self) -> None:
+        """Start over at the beginning; keep only the head and the known size."""
         self._size = self.size()
-        self._drop_decompressor()
-        self._head = b""
+        self._decompressor: _Decompressor | None = None  # None between members
+        if len(self._head) < _HEAD_BYTES:
+            self._head = b""
         self._window = b""
         self._start = 0  # of the window
-        self._end = 0  # of the window, and of all that was decompressed
-        self._broken = ""  # why nothing can be read behind the end
+        self._end = 0  # of the window and of the decompressed bytes
+        self._broken = ""  # why nothing can be read beyond the end
         self._raw_offset = 0
         self._read_bytes = _READ_BYTES_MIN
         self._member_raw_offset = self._member_offset = 0
-        self._block_raw_offset = 0  # of the raw bytes that the decompressor was given last
+        self._block_raw_offset = 0  # of the last raw bytes passed to the decompressor
 
     def pread(self, length: int, offset: int) -> bytes:
-        """
-        Read up to `length` bytes from `offset` on; fewer only where the content ends as of now.
-
-        After a short read `is_ended()` tells whether that was the end of a whole archive. If not, it was cut short,
-        still grows, or is broken there: then reading from `size()` on raises.
-
-        Raises:
-            SourceError: The archive is broken, and none of the bytes from `offset` on could be read.
-        """
         stop = offset + length
         if stop <= len(self._head):
             return self._head[offset:stop]
         if offset < self._start:
-            self._rewind()
+            self.forget()
         self._fill(offset, stop)
         data = self._window[offset - self._start : stop - self._start]
         if self._broken and length and not data:
             raise SourceError(self._broken)
         return data
 
-    def rest(self) -> None:
-        """Drop the decompressor; within a member, all is decompressed again from the beginning when its turn comes."""
+    def suspend(self) -> None:
         if self._decompressor is not None:
             self.forget()
 
-    def forget(self) -> None:
-        """Forget all but the head: it was looked at, and is decompressed from the beginning when its turn comes."""
-        head = self._head if len(self._head) == _HEAD_BYTES else b""
-        self._rewind()
-        self._head = head
-
     def release(self, offset: int) -> None:
-        """Forget what lies before an offset, but for a little: reading goes on there, after others were read."""
-        if dropped := min(max(0, offset - _KEPT_BYTES - self._start), len(self._window)):
+        """Free the bytes before an offset, except the last 1024."""
+        if dropped := min(max(0, offset - _LOOKBACK_BYTES - self._start), len(self._window)):
             self._window = self._window[dropped:]
             self._start += dropped
 
     def size(self) -> int:
         return max(self._size, self._end)
 
-    def status(self) -> os.stat_result:
-        return os.fstat(self.descriptor)
-
     def is_ended(self) -> bool:
         is_between_members = self._decompressor is None and not self._broken
         return is_between_members and self._raw_offset >= os.fstat(self.descriptor).st_size
 
     def is_intact(self) -> bool:
-        """Return whether the raw bytes that were read still seem to be there."""
+        """Return whether the raw bytes that were read seem unchanged."""
         if os.fstat(self.descriptor).st_size < self._raw_offset:
             return False
         return os.pread(self.descriptor, len(self._raw_head), 0) == self._raw_head
 
     def close(self) -> None:
-        self._drop_decompressor()
-        os.close(self.descriptor)
-
-    def _drop_decompressor(self) -> None:
-        self._decompressor: _Decompressor | None = None  # None between members
+        self._decompressor = None
+        super().close()
 
     def _fill(self, offset: int, stop: int) -> None:
-        """Move the window to a little before `offset`, and decompress up to `stop` or as far as it goes."""
-        dropped = min(max(0, offset - _KEPT_BYTES - self._start), len(self._window))
-        pieces = [self._window[dropped:]]
+        """Move the window to a little before `offset`, and decompress up to `stop` or the end."""
+        self.release(offset)
+        pieces = [self._window]
         try:
             while self._end < stop and not self._broken:
-                if self._end == self._broken_end:  # as it was when it was read before
+                if self._end == self._broken_end:  # the same place as in an earlier pass
                     self._broken = self._why_broken
                     break
                 piece = self._step(min(_STEP_BYTES, stop - self._end))
-                if piece is not None and self._broken_end >= 0:
-                    piece = piece[: self._broken_end - self._end]
                 if piece is None:
                     break
-                if piece:  # or the list would grow by each of very many empty members
+                if self._broken_end >= 0:
+                    piece = piece[: self._broken_end - self._end]
+                if piece:  # do not collect the empty pieces of very many empty members
                     pieces.append(piece)
                     self._end += len(piece)
                 if len(self._head) < _HEAD_BYTES:
                     self._head += piece[: _HEAD_BYTES - len(self._head)]
-                if self._end <= offset - _KEPT_BYTES:
+                if self._end <= offset - _LOOKBACK_BYTES:
                     pieces.clear()
-                self._note_step(len(piece))
+                self._count_step(len(piece))
         finally:
             self._window = b"".join(pieces)
             self._start = self._end - len(self._window)
 
-    def _note_step(self, length: int) -> None:
+    def _suspend_others(self) -> None:
+        """Become the only archive deep in a member: suspend the previous one."""
+        if not self.is_independent and self not in _deep_archives:
+            for other in list(_deep_archives):
+                other.suspend()
+            _deep_archives.clear()
+            _deep_archives.add(self)
+
+    def _count_step(self, length: int) -> None:
         step()
         is_deep = self._decompressor is not None and self._end - self._member_offset >= _DEEP_BYTES
-        if is_deep and self.wide_window is not None and self.compression in {"zstd", "xz"}:
-            self.wide_window.take(self)
-        self.steps_left -= 1 + length // _COST_BYTES
+        if is_deep and self.compression in {"zstd", "xz"}:
+            self._suspend_others()
+        self.steps_left -= 1 + length // _STEP_OUTPUT_BYTES
         if self.steps_left <= 0:
             raise UnfinishedError
 
     def _step(self, limit: int) -> bytes | None:
-        """Decompress up to `limit` bytes; none if they need more input, None if there is no more as of now."""
+        """Decompress up to `limit` bytes; return b"" if more steps are needed, None at the current end of the input."""
         if self._decompressor is None:
             return b"" if self._find_member() else None
         data = b""
         if needs_input := self._decompressor.needs_input:
             data = os.pread(self.descriptor, self._read_bytes, self._raw_offset)
-            # If the input ends with a block, bzip2 says that it needs more while output of that block waits.
+            # If the input ends with a block, bzip2 reports needs_input although output of that block is pending.
             if not data and self.compression != "bzip2":
                 return None
             self._block_raw_offset = self._raw_offset
@@ -390,28 +322,28 @@ class Archive:
         try:
             piece = self._decompressor.decompress(data, limit)
         except self._library.error as error:
-            self._drop_decompressor()
+            self._decompressor = None
             piece = self._salvage()
             self._break(f"{error}, about raw byte {self._block_raw_offset}", len(piece))
         else:
             if self._decompressor.eof:
                 self._raw_offset -= len(self._decompressor.unused_data)
-                self._drop_decompressor()
+                self._decompressor = None
         return None if needs_input and not data and not piece else piece
 
     def _find_member(self) -> bool:
-        """Go on to the next member, over padding of NULs; False if there is none as of now."""
+        """Skip NUL padding and begin the next member; return False at the current end of the input."""
         data = os.pread(self.descriptor, _READ_BYTES_MIN, self._raw_offset)
         padding = len(data) - len(data.lstrip(b"\0"))
         if padding:
             self._raw_offset += padding
-            return True  # what was read behind it may be too short to tell anything
+            return True  # the bytes read after it may be too few to recognise a member
         if compression_of(data) == self.compression:
             return self._begin_member(data)
         if not any(magic.startswith(data) for magic, kind in _MAGICS.items() if kind == self.compression):
             surplus = os.fstat(self.descriptor).st_size - self._raw_offset
-            self._break(f"{surplus} bytes from raw byte {self._raw_offset} on belong to no {self.compression} data")
-        return False  # a magic that is not whole may still grow
+            self._break(f"{surplus} bytes from raw byte {self._raw_offset} on are not {self.compression} data")
+        return False  # an incomplete magic number may still grow
 
     def _begin_member(self, data: bytes) -> bool:
         header_bytes = self._library.header_bytes(data)
@@ -430,25 +362,24 @@ class Archive:
         return True
 
     def _break(self, reason: str, salvaged_bytes: int = 0) -> None:
-        hint = "put a whole one in its place, or decompress it by hand"
+        hint = "replace it with a complete one, or decompress it by hand"
         if "memory" in reason.lower():
-            hint = f"no more than {1 << _WINDOW_LOG >> 20} MiB are spent on it; compress it with a smaller window"
+            hint = f"at most {1 << _WINDOW_LOG >> 20} MiB are used for it; compress it with a smaller window"
         self._broken = (
             f"{self._path}: the {self.compression} archive is broken: {reason}; "
-            f"{self._end + salvaged_bytes} bytes of content are readable before; {hint}"
+            f"{self._end + salvaged_bytes} bytes of content before it are readable; {hint}"
         )
         if self._broken_end < 0:
             self._broken_end, self._why_broken = self._end + salvaged_bytes, self._broken
 
     def _salvage(self) -> bytes:
         """
-        Decompress the broken member once more, for the bytes that the step that failed had decompressed and not given.
+        Decompress the broken member again to recover the bytes that the failed call decompressed but did not return.
 
-        The bytes that it was given last go in one by one, and so do those that come out: none is lost with the error.
-        They may be more than that step was asked for, as libraries decompress ahead.
+        Its last input and output are processed byte by byte, so that no output is lost with the error. This may recover
+        more bytes than the call was asked for, as libraries decompress ahead.
         """
-        if self.wide_window is not None:
-            self.wide_window.take(self)
+        self._suspend_others()
         decompressor = self._library.open()
         raw_offset, offset = self._member_raw_offset, self._member_offset
         salvaged = bytearray()
@@ -469,16 +400,15 @@ class Archive:
         return bytes(salvaged)
 
 
-def open_content(descriptor: int, path: Path, wide_window: WideWindow | None = None) -> Plain | Archive:
+# The archive deep in a member with a possibly large window: one per process, as each may take 64 MiB.
+_deep_archives: Final[weakref.WeakSet[Archive]] = weakref.WeakSet()
+
+
+def open_content(descriptor: int, path: Path) -> Content:
     """
-    Look at the first bytes of an open file, and give what reads it.
+    Return the content of an open file, plain or compressed; it owns the descriptor.
 
-    A file that is empty, or shorter than a magic, is plain as of now: look again as long as nothing was read.
-
-    Args:
-        descriptor: Open for reading; owned and closed by what is returned.
-        path: Where the file is; for people.
-        wide_window: Of all archives that are open together.
+    A file shorter than a magic number counts as plain: call again while nothing was read.
     """
     compression = compression_of(os.pread(descriptor, _HEAD_BYTES, 0))
-    return Archive(descriptor, compression, path, wide_window) if compression else Plain(descriptor, wide_window)
+    return Archive(descriptor, compression, path) if compression else Content(descriptor)

@@ -1,4 +1,4 @@
-"""Which files there are: names, globs and folders, expanded."""
+"""Finds input files by name, glob or folder."""
 
 from __future__ import annotations
 
@@ -16,31 +16,34 @@ from typing import Final, NamedTuple
 
 from shipper.model.records import shown
 from shipper.model.units import several
-from shipper.system.permissions import obstacle
-from shipper.system.work import Piece, Stage, at_work, step
+from shipper.system.permissions import access_problem
+from shipper.system.work import Stage, WorkItem, at_work, step
 
-_OTHERS_MAX: Final = 10_000
-_OTHERS_NAMED: Final = 2
+_LISTED_MAX: Final = 10_000
+_EXAMPLES: Final = 2
 
-Aside = Callable[[Stage, str, int], str]  # for an input and an offset: why it stands aside, empty if it does not
+FileId = tuple[int, int]  # device and inode
+Signature = tuple[int, int]  # size and modification time in ns; an unchanged file keeps both
+SkipReason = Callable[[Stage, str, int], str]  # takes an input and an offset; returns why it is skipped, or ""
 
 
-def nothing_aside(stage: Stage, source: str, offset: int = 0) -> str:
-    """An `Aside` where nothing is known."""
+def file_id_of(status: os.stat_result) -> FileId:
+    return status.st_dev, status.st_ino
+
+
+def signature_of(status: os.stat_result) -> Signature:
+    return status.st_size, status.st_mtime_ns
+
+
+def never_skip(stage: Stage, source: str, offset: int = 0) -> str:
+    """A `SkipReason` that skips nothing."""
     return ""
 
 
-class Found(NamedTuple):
-    """
-    A file, or whatever else has a name that matches.
-
-    Attributes:
-        place: Device and inode.
-        pattern: What it was found by.
-    """
+class FoundFile(NamedTuple):
+    """A file, or anything else except a folder, and the pattern that matches its name."""
 
     name: str
-    place: tuple[int, int]
     status: os.stat_result
     pattern: str
 
@@ -48,183 +51,184 @@ class Found(NamedTuple):
     def path(self) -> Path:
         return Path(self.name)
 
+    @property
+    def file_id(self) -> FileId:
+        return file_id_of(self.status)
 
-class Watched(NamedTuple):
-    """
-    Which folders to watch for changes.
+    @property
+    def is_regular(self) -> bool:
+        return stat.S_ISREG(self.status.st_mode)
 
-    Attributes:
-        is_deep: With all that is below them.
-        left_out: Those in which a name is not UTF-8, which would end the watch of all.
-    """
+
+class WatchedFolders(NamedTuple):
+    """The folders to watch for changes."""
 
     folders: list[Path]
-    is_deep: bool
-    left_out: list[Path]
+    is_recursive: bool  # including subfolders
+    unwatchable: list[Path]  # contain a name that is not UTF-8, which would end the watch of all folders
 
 
 class Patterns:
     """
-    Names, globs (`**` goes down) and folders.
+    File names, globs (`**` matches any depth) and folders.
 
     Args:
-        include: What to find, in this order.
-        exclude: What to leave out.
-        own_directory: The state directory. What shipper writes itself is never an input, by whatever name.
-        folder: What relative patterns are relative to; empty = the working directory.
-        aside: Which patterns are not to be looked at.
+        state_directory: Its files are never an input, whatever name or link leads to them.
+        folder: Base of relative patterns; empty = the working directory.
+        skip_reason: Patterns with a reason are not expanded.
 
     Attributes:
-        include: Without those that stand aside.
-        matches: How many files each pattern gave at the last look, whether another one had given them, too.
+        include: Without skipped patterns.
+        matches: Number of files that each pattern matched at the last scan, even if another pattern matched them, too.
     """
 
     def __init__(
         self,
         include: Iterable[str],
         *,
-        own_directory: Path,
+        state_directory: Path,
         exclude: Sequence[str] = (),
         folder: str = "",
-        aside: Aside = nothing_aside,
+        skip_reason: SkipReason = never_skip,
     ) -> None:
         patterns = [absolute(pattern, folder) for pattern in include]
-        why_aside = {pattern: aside("find", pattern, 0) for pattern in patterns}
-        self._aside = {pattern: f"looking for {shown(pattern)} {why}" for pattern, why in why_aside.items() if why}
-        self.include = tuple(pattern for pattern in patterns if not why_aside[pattern])
-        self._asks_aside = aside
+        reasons = {pattern: skip_reason("find", pattern, 0) for pattern in patterns}
+        self._skipped = {pattern: f"looking for {shown(pattern)} {why}" for pattern, why in reasons.items() if why}
+        self.include = tuple(pattern for pattern in patterns if not reasons[pattern])
+        self._skip_reason = skip_reason
         self._exclude = tuple(absolute(pattern, folder) for pattern in exclude)
-        self._own_directory = own_directory
+        self._state_directory = state_directory
         self.matches: dict[str, int] = {}
-        self._left_out: set[str] = set()  # patterns of which something was
+        self._had_excluded: set[str] = set()  # patterns with an excluded match
 
-    def replaced(self, include: Iterable[str], exclude: Sequence[str]) -> Patterns:
-        """Make other patterns for the same state directory."""
-        return Patterns(include, exclude=exclude, own_directory=self._own_directory, aside=self._asks_aside)
+    def replace(self, include: Iterable[str], exclude: Sequence[str]) -> Patterns:
+        """Return new patterns with the same state directory."""
+        return Patterns(include, exclude=exclude, state_directory=self._state_directory, skip_reason=self._skip_reason)
 
-    def find(self) -> Iterator[Found]:
-        """Look at the files that are there now, each name once."""
-        own = _Own(self._own_directory)
-        excluded = {path for pattern in self._exclude for path in expanded(pattern)}
-        seen = dict.fromkeys(excluded, False)
-        matches, left_out = dict.fromkeys(self.include, 0), set[str]()
+    def find(self) -> Iterator[FoundFile]:
+        """Find the files that exist now, each name once."""
+        own = _OwnFiles(self._state_directory)
+        excluded = {path for pattern in self._exclude for path in expand_glob(pattern)}
+        is_input = dict.fromkeys(excluded, False)
+        matches, had_excluded = dict.fromkeys(self.include, 0), set[str]()
         for pattern in self.include:
-            with at_work(Piece("find", pattern, pattern)) as piece:
-                for path in names(pattern):
-                    piece.steps += 1
-                    if path not in seen:
-                        found = _found(path, pattern)
-                        seen[path] = found is not None and not own.has(found)
-                        if found is not None and seen[path]:
+            with at_work(WorkItem("find", pattern, pattern)) as work:
+                for path in expand(pattern):
+                    work.steps += 1
+                    if path not in is_input:
+                        found = _stat(path, pattern)
+                        is_input[path] = found is not None and found not in own
+                        if found is not None and is_input[path]:
                             yield found
                         elif found is not None:
-                            left_out.add(pattern)
-                    matches[pattern] += seen[path]
+                            had_excluded.add(pattern)
+                    matches[pattern] += is_input[path]
                     if path in excluded:
-                        left_out.add(pattern)
-        self.matches, self._left_out = matches, left_out
+                        had_excluded.add(pattern)
+        self.matches, self._had_excluded = matches, had_excluded
 
     def unmatched(self) -> dict[str, str]:
-        """Return patterns without a match, or that were skipped, each with a message."""
-        nothing = [pattern for pattern, count in self.matches.items() if not count]
-        return self._aside | {each: _why_nothing(each, is_left_out=each in self._left_out) for each in nothing}
+        """Return a message for each pattern that has no match or is skipped."""
+        empty = [pattern for pattern, count in self.matches.items() if not count]
+        return self._skipped | {
+            pattern: _why_unmatched(pattern, had_excluded=pattern in self._had_excluded) for pattern in empty
+        }
 
-    def naming(self, path: str) -> str | None:
-        """Return the pattern that names a path, whether a file is there or not."""
+    def matching(self, path: str) -> str | None:
+        """Return the pattern that matches a path, whether or not the file exists."""
         return next((pattern for pattern in self.include if _matches(path, pattern)), None)
 
-    def is_left_out(self, path: str) -> bool:
-        """Return whether a path is excluded, or lies in the state directory."""
-        own = os.path.realpath(self._own_directory) + os.sep
+    def is_excluded(self, path: str) -> bool:
+        """Return whether a path is excluded or in the state directory."""
+        state_directory = os.path.realpath(self._state_directory) + os.sep
         is_excluded = any(_matches(path, pattern) for pattern in self._exclude)
-        return is_excluded or os.path.realpath(path).startswith(own)
+        return is_excluded or os.path.realpath(path).startswith(state_directory)
 
-    def watched(self) -> Watched:
-        """Choose the folders to watch for changes. Blocks."""
-        folders: dict[Path, bool] = {}
+    def watched_folders(self) -> WatchedFolders:
+        """Return the folders to watch for changes. Blocks."""
+        tops: dict[Path, bool] = {}
         for pattern in self.include:
             folder = fixed_folder(pattern)
             if os.path.isdir(folder):
-                folders[folder] = folders.get(folder, False) or "**" in pattern or folder == Path(pattern)
-        watched: list[Path] = []
-        left_out: list[Path] = []
-        for top, is_deep in folders.items():
+                tops[folder] = tops.get(folder, False) or "**" in pattern or folder == Path(pattern)
+        folders: list[Path] = []
+        unwatchable: list[Path] = []
+        for top, is_recursive in tops.items():
             for name, below, files in os.walk(top):
                 is_text = all(map(_is_text, (name, *below, *files)))
-                (watched if is_text else left_out).append(Path(name))
-                if not is_deep:
+                (folders if is_text else unwatchable).append(Path(name))
+                if not is_recursive:
                     break
-        if left_out:
-            return Watched(watched, False, left_out)
-        return Watched(list(folders), any(folders.values()), [])
+        if unwatchable:
+            return WatchedFolders(folders, False, unwatchable)
+        return WatchedFolders(list(tops), any(tops.values()), [])
 
 
 def _is_text(name: str) -> bool:
     return name.isascii() or name.encode("utf-8", "replace").decode() == name
 
 
-def _found(path: str, pattern: str) -> Found | None:
+def _stat(path: str, pattern: str) -> FoundFile | None:
     try:
         status = os.stat(path)
-    except (OSError, ValueError):  # it has just gone, is a link to nowhere, or no name at all
+    except (OSError, ValueError):  # just deleted, a dangling link, or not a valid name
         return None
-    return None if stat.S_ISDIR(status.st_mode) else Found(path, (status.st_dev, status.st_ino), status, pattern)
+    return None if stat.S_ISDIR(status.st_mode) else FoundFile(path, status, pattern)
 
 
-def _why_nothing(pattern: str, *, is_left_out: bool) -> str:
-    words = f"no file matches {shown(pattern) or repr(pattern)}"
+def _why_unmatched(pattern: str, *, had_excluded: bool) -> str:
+    message = f"no file matches {shown(pattern) or repr(pattern)}"
     with suppress(OSError, ValueError):
         folder = fixed_folder(pattern)
-        there = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
-        is_whole = os.path.isdir(folder)
-        if why := obstacle(there, os.R_OK if is_whole and glob.has_magic(pattern) else os.X_OK):
-            return f"{words}: {shown(why)}"
-        if not is_whole:
-            return f"{words}: there is no folder {shown(folder)}"
-        if is_left_out:
-            return f"{words}: what would is left out, by input.exclude or as shipper's own file"
+        existing = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+        is_folder = os.path.isdir(folder)
+        if why := access_problem(existing, os.R_OK if is_folder and glob.has_magic(pattern) else os.X_OK):
+            return f"{message}: {shown(why)}"
+        if not is_folder:
+            return f"{message}: there is no folder {shown(folder)}"
+        if had_excluded:
+            return f"{message}: matching files are excluded by input.exclude or are shipper's own"
         if os.path.dirname(pattern) == str(folder):
-            return f"{words}: {_others(folder, pattern)}"
-    return words
+            return f"{message}: {_other_files(folder, pattern)}"
+    return message
 
 
-def _others(folder: Path, pattern: str) -> str:
-    """Return which files are beside where a pattern looks for some, and what to do."""
+def _other_files(folder: Path, pattern: str) -> str:
+    """Describe the files in the folder of a pattern that matches none of them, and what to do."""
     with os.scandir(folder) as entries:
-        some = [*islice(entries, _OTHERS_MAX)]
-    found = [entry.name for entry in some if entry.name[0] != "." and not entry.is_dir()]
-    if not found:
-        return f"no file is in {shown(folder)} yet"
+        listed = [*islice(entries, _LISTED_MAX)]
+    files = [entry.name for entry in listed if entry.name[0] != "." and not entry.is_dir()]
+    if not files:
+        return f"{shown(folder)} has no files yet"
     wanted = os.path.basename(pattern)
-    nearest = nsmallest(_OTHERS_NAMED, found, key=lambda name: (-_alike(name, wanted), name))
-    least = "at least " if len(some) == _OTHERS_MAX else ""
-    count = least + several(len(found), "other file is", "other files are")
-    such_as = " such as" if len(found) > len(nearest) else ""
+    nearest = nsmallest(_EXAMPLES, files, key=lambda name: (-_common_length(name, wanted), name))
+    at_least = "at least " if len(listed) == _LISTED_MAX else ""
+    count = at_least + several(len(files), "other file is", "other files are")
+    such_as = " such as" if len(files) > len(nearest) else ""
     names = " and ".join(shown(Path(name)) for name in nearest)
     return f"{count} in {shown(folder)},{such_as} {names}; correct the pattern, or wait until a file matches it"
 
 
-def _alike(name: str, wanted: str) -> int:
-    """Return how many characters two names begin with are the same."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(name, wanted, strict=False)))
+def _common_length(name: str, other: str) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(name, other, strict=False)))
 
 
-class _Own:
-    """What shipper writes itself: its state directory, also what is linked to from elsewhere, and its own log."""
+class _OwnFiles:
+    """shipper's own files: those of the state directory, including hard links elsewhere, and its log."""
 
     def __init__(self, directory: Path) -> None:
         self._prefix = os.path.realpath(directory) + os.sep
-        self._places = {
-            (status.st_dev, status.st_ino)
+        self._file_ids = {
+            file_id_of(status)
             for folder, _, files in os.walk(directory)
             for status in _statuses(os.path.join(folder, name) for name in files)
         }
-        # Standard output and error, if they are kept in files.
-        self._places |= {(status.st_dev, status.st_ino) for status in _statuses((1, 2)) if stat.S_ISREG(status.st_mode)}
+        # Standard output and error, if they are files.
+        self._file_ids |= {file_id_of(status) for status in _statuses((1, 2)) if stat.S_ISREG(status.st_mode)}
         self._folders: dict[str, bool] = {}
 
-    def has(self, found: Found) -> bool:
-        if found.place in self._places:
+    def __contains__(self, found: FoundFile) -> bool:
+        if found.file_id in self._file_ids:
             return True
         folder = os.path.dirname(found.name)
         if folder not in self._folders:
@@ -239,7 +243,7 @@ def _statuses(files: Iterable[str | int]) -> Iterator[os.stat_result]:
 
 
 def absolute(pattern: str, folder: str) -> str:
-    """Make a pattern one that means the same in any working directory."""
+    """Make a pattern independent of the working directory."""
     if not pattern or os.path.isabs(pattern):
         return pattern
     folder = folder or os.getcwd()
@@ -262,49 +266,48 @@ def _parts_match(parts: Sequence[str], patterns: Sequence[str]) -> bool:
     return fnmatchcase(parts[0], patterns[0]) and _parts_match(parts[1:], patterns[1:])
 
 
-def names(pattern: str) -> list[str]:
-    """Expand a pattern; a name without wildcards is given back even if nothing is there."""
+def expand(pattern: str) -> list[str]:
+    """Expand a pattern; return a name without wildcards even if no such file exists."""
     if os.path.isdir(pattern):
-        return sorted({*expanded(os.path.join(glob.escape(pattern), "**"))})
+        return sorted({*expand_glob(os.path.join(glob.escape(pattern), "**"))})
     if glob.has_magic(pattern) and not os.path.exists(pattern):
-        return sorted({*expanded(pattern)})
+        return sorted({*expand_glob(pattern)})
     return [pattern]
 
 
-def expanded(pattern: str) -> Iterator[str]:
-    """Expand as `glob` does, but enter no folder twice for one `**`: links that lead upwards multiply their ways."""
+def expand_glob(pattern: str) -> Iterator[str]:
+    """Expand as `glob` does, but enter each folder once per `**`: links to parent folders would multiply the paths."""
     parts = pattern.split(os.sep)
     if "**" not in parts:
         yield from glob.iglob(pattern)
         return
-    at = parts.index("**")
-    top, rest = os.sep.join([*parts[:at], ""]), os.sep.join(dropwhile("**".__eq__, parts[at:])) or "*"
+    index = parts.index("**")
+    top, rest = os.sep.join([*parts[:index], ""]), os.sep.join(dropwhile("**".__eq__, parts[index:])) or "*"
     for folder in _folders_below(glob.iglob(top) if glob.has_magic(top) else [top]):
-        yield from expanded(os.path.join(glob.escape(folder), rest))
+        yield from expand_glob(os.path.join(glob.escape(folder), rest))
 
 
 def _folders_below(tops: Iterable[str]) -> Iterator[str]:
-    """Find these folders and those below, each once; by links only what is not there without."""
-    entered: set[tuple[int, int]] = set()
-    waiting, linked = deque(tops), deque[str]()
-    while waiting or linked:
+    """Yield these folders and all below, each once; follow links only to folders that are not reached otherwise."""
+    entered: set[FileId] = set()
+    queue, linked = deque(tops), deque[str]()
+    while queue or linked:
         step()
-        folder = (waiting or linked).popleft()
-        with suppress(OSError, ValueError):  # it has just gone, must not be looked into, or is no name at all
-            status = os.stat(folder or os.curdir)
-            place = status.st_dev, status.st_ino
-            if place in entered:
+        folder = (queue or linked).popleft()
+        with suppress(OSError, ValueError):  # just deleted, cannot be listed, or not a valid name
+            file_id = file_id_of(os.stat(folder or os.curdir))
+            if file_id in entered:
                 continue
-            entered.add(place)
+            entered.add(file_id)
             with os.scandir(folder or os.curdir) as entries:
-                below = sorted((each for each in entries if _is_open(each)), key=lambda each: each.name)
-            for entry in below:
-                (linked if entry.is_symlink() else waiting).append(os.path.join(folder, entry.name))
+                subfolders = sorted((entry for entry in entries if _is_entered(entry)), key=lambda entry: entry.name)
+            for entry in subfolders:
+                (linked if entry.is_symlink() else queue).append(os.path.join(folder, entry.name))
             yield folder
 
 
-def _is_open(entry: os.DirEntry[str]) -> bool:
-    """Return whether `**` enters it."""
+def _is_entered(entry: os.DirEntry[str]) -> bool:
+    """Return whether `**` enters a folder."""
     try:
         return not entry.name.startswith(".") and entry.is_dir()
     except OSError:  # a link to itself
@@ -312,7 +315,7 @@ def _is_open(entry: os.DirEntry[str]) -> bool:
 
 
 def fixed_folder(pattern: str) -> Path:
-    """Return the deepest folder that a pattern names without wildcards."""
+    """Return the deepest folder of a pattern that is named without wildcards."""
     folder = pattern if os.path.isdir(pattern) else os.path.dirname(pattern)
     while glob.has_magic(folder):
         folder = os.path.dirname(folder)

@@ -1,4 +1,4 @@
-"""Records that an application passes in: written as lines of JSON, and queued until they are in the spool."""
+"""Encodes an application's records as lines of JSON, and queues them until they are in the spool."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from msgspec import structs
 
 from shipper.model.wire import ActivityEvent
 from shipper.sources.segments import Segments
+from shipper.sources.stdin import Input
 
 Record = Mapping[str, object] | ActivityEvent | bytes | str
 
-_PIECE_BYTES: Final = 1 << 20  # that are written in one go, at least
+_PIECE_BYTES: Final = 1 << 20  # minimum size of one write, if there are enough lines
 _BLANKS: Final = b" \t\r\n\0"
 _PLAIN: Final = frozenset({str, int, float, bool, NoneType})
-_SIMPLE: Final = (str, int, float, datetime, UUID)  # the last two have a text that every reader of JSON knows
+_SIMPLE: Final = (str, int, float, datetime, UUID)  # the last two become strings
 
 
-class _Handed:
-    """Lines, and whoever waits for them to be kept; `error` says why they are not."""
+class _PendingAppend:
+    """Lines whose task waits until they are stored; `error` is set if that failed."""
 
     def __init__(self, lines: bytes) -> None:
         self.lines = lines
@@ -35,122 +36,117 @@ class _Handed:
         self.error: BaseException | None = None
 
 
-class Feed:
+class Feed(Input):
     """
-    An `Input` of the spool: what several tasks hand over at a time is appended in one go, in the order of their calls.
+    The input from an application: lines of concurrent tasks are written together, in the order of calls.
 
     Attributes:
-        is_awaited: Set once the spool has begun to wait for lines, or never will.
-        is_left: Set once the spool has come to its end: all that it holds was read, or it was stopped before.
+        is_ready: Set once the spool waits for lines, or has failed.
+        is_finished: Set once the spool has ended: everything was read, or it was stopped.
     """
 
-    is_broken: Final = False
-
     def __init__(self) -> None:
-        self._waiting: dict[_Handed, None] = {}  # a queue that one can leave
-        self._moving: list[_Handed] = []
+        self._waiting: dict[_PendingAppend, None] = {}  # a queue that a task can leave
+        self._moving: list[_PendingAppend] = []
         self._data = b""
         self._arrived = anyio.Event()
-        self._why_closed: BaseException | None = None
-        self.is_awaited = anyio.Event()
-        self.is_left = anyio.Event()
-        self.has_ended = False
-        self._are_kept = False
+        self._closed_with: BaseException | None = None
+        self._is_stored = False
+        self.is_ready = anyio.Event()
+        self.is_finished = anyio.Event()
 
     def __repr__(self) -> str:
         return f"<Feed {len(self._waiting)} waiting, {len(self._moving)} being written>"
 
     async def append(self, lines: bytes) -> None:
         """
-        Hand over lines, and wait until they stand in the spool.
+        Queue lines, and wait until they are in the spool.
 
-        If it is cancelled, or raises, all of them may have been kept, or some, or none; but never a part of a line.
+        If this is cancelled or raises, all, some or none of the lines are stored, but never a part of one.
 
         Args:
-            lines: Whole ones, each with its newline.
+            lines: Complete lines, each with its newline.
         Raises:
-            BaseException: What `close` or `end` was given.
+            BaseException: The error passed to `close` or `end`.
         """
-        if self._why_closed is not None:
-            raise self._why_closed
-        handed = _Handed(lines)
-        self._waiting[handed] = None
+        if self._closed_with is not None:
+            raise self._closed_with
+        pending = _PendingAppend(lines)
+        self._waiting[pending] = None
         self._arrived.set()
         try:
-            await handed.is_done.wait()
+            await pending.is_done.wait()
         finally:
-            self._waiting.pop(handed, None)
-        if handed.error is not None:
-            raise handed.error
+            self._waiting.pop(pending, None)
+        if pending.error is not None:
+            raise pending.error
 
-    def close(self, why: BaseException) -> None:
-        """Take nothing more; what was handed over is still written."""
-        self._why_closed = self._why_closed or why
+    def close(self, error: BaseException) -> None:
+        """Accept no more lines; queued ones are still written."""
+        self._closed_with = self._closed_with or error
         self._arrived.set()
 
-    def end(self, why: BaseException) -> None:
-        """The spool writes nothing more: tell it to everybody who waits."""
-        self._why_closed = why
-        for handed in (*self._moving, *self._waiting):
-            handed.error = why
-            handed.is_done.set()
-        self.is_awaited.set()
-        self.is_left.set()
+    def end(self, error: BaseException) -> None:
+        """Raise an error in all waiting tasks: the spool no longer writes."""
+        self._closed_with = error
+        for pending in (*self._moving, *self._waiting):
+            pending.error = error
+            pending.is_done.set()
+        self.is_ready.set()
+        self.is_finished.set()
 
-    # For the spool ----------------------------------------------------------------------------------------------
+    # For the spool ----------------------------------------------------------------------------------------------------
 
     async def wait(self) -> None:
-        self.is_awaited.set()
-        while not self._waiting and self._why_closed is None:
+        self.is_ready.set()
+        while not self._waiting and self._closed_with is None:
             self._arrived = anyio.Event()
             await self._arrived.wait()
         self._moving, size = [], 0
-        for handed in self._waiting:
-            self._moving.append(handed)
-            size += len(handed.lines)
+        for pending in self._waiting:
+            self._moving.append(pending)
+            size += len(pending.lines)
             if size >= _PIECE_BYTES:
                 break
-        for handed in self._moving:
-            del self._waiting[handed]
-        self._data = b"".join(handed.lines for handed in self._moving)
+        for pending in self._moving:
+            del self._waiting[pending]
+        self._data = b"".join(pending.lines for pending in self._moving)
         self.has_ended = not self._moving
 
     def move(self, segments: Segments) -> None:
         data, self._data = self._data, b""
         segments.append(data)
 
-    def note_kept(self) -> None:
-        for handed in self._moving:
-            handed.is_done.set()
+    def note_stored(self) -> None:
+        for pending in self._moving:
+            pending.is_done.set()
         self._moving = []
 
-    def leave(self, segments: Segments) -> None:
-        """Keep what can be kept, but no torn line: whoever waits for it is told that it was not."""
+    def finish(self, segments: Segments) -> None:
+        """Store all complete lines that fit; the task that waits for a torn line gets an error."""
         with suppress(OSError):
             self.move(segments)
         if segments.unwritten:
             segments.drop_torn_line()
         else:
             segments.close()
-            self._are_kept = True
+            self._is_stored = True
 
-    def note_left(self) -> None:
-        if self._are_kept:
-            self.note_kept()
-        self.is_left.set()
+    def note_finished(self) -> None:
+        if self._is_stored:
+            self.note_stored()
+        self.is_finished.set()
 
 
-def line_of(record: Record, max_bytes: int) -> bytes:
+def encode_line(record: Record, max_bytes: int) -> bytes:
     """
-    Write a record as a line. No message quotes a value of the record.
+    Encode a record as a line with its newline. Error messages contain no values of the record.
 
-    Returns:
-        With its newline.
     Raises:
-        TypeError: It is no record, or has a value that JSON has no form for.
-        ValueError: It cannot be written as one line, or is longer than `max_bytes`.
+        TypeError: It is not a record, or contains a value that JSON cannot represent.
+        ValueError: It cannot be encoded as one line, or is longer than `max_bytes`.
     """
-    line = _json(record) if isinstance(record, Mapping | ActivityEvent) else _text(record)
+    line = _encode_object(record) if isinstance(record, Mapping | ActivityEvent) else _encode_text(record)
     if len(line) > max_bytes:
         raise ValueError(
             f"the record takes {len(line):,} bytes, more than input.max_record_bytes, which is {max_bytes:,}"
@@ -158,48 +154,43 @@ def line_of(record: Record, max_bytes: int) -> bytes:
     return line + b"\n"
 
 
-def _json(record: Mapping[str, object] | ActivityEvent) -> bytes:
+def _encode_object(record: Mapping[str, object] | ActivityEvent) -> bytes:
     try:
         document = structs.asdict(record) if isinstance(record, ActivityEvent) else dict(record)
         if not _PLAIN.issuperset(chain(map(type, document.values()), map(type, document))):
-            _check(document)
+            _check_types(document)
         line = msgspec.json.encode(document)
-        if b"null" in line:  # which is also what a number that JSON does not have is written as
+        if b"null" in line:  # NaN and infinity are encoded as null, too
             json.dumps(msgspec.to_builtins(document, str_keys=True), allow_nan=False)
     except UnicodeEncodeError:
-        raise ValueError("a text of the record has half of a surrogate pair, so it is not valid Unicode") from None
-    except RecursionError:
-        raise ValueError("the record is nested too deeply, or within itself") from None
-    except ValueError:
         raise ValueError(
-            "a number of the record is not finite (NaN or infinity), which JSON cannot represent"
+            "a string of the record contains half of a surrogate pair, so it is not valid Unicode"
         ) from None
+    except RecursionError:
+        raise ValueError("the record is nested too deeply, or contains itself") from None
+    except ValueError:
+        raise ValueError("a number in the record is not finite, which JSON cannot represent") from None
     return line
 
 
-def _check(value: object) -> None:
-    """
-    Raise for a value that JSON has no form for, also where the encoder has one, such as base64 for bytes.
-
-    Raises:
-        TypeError: There is one in it.
-    """
+def _check_types(value: object) -> None:
+    """Raise `TypeError` for a value that JSON cannot represent, even if msgspec can encode it, such as bytes."""
     if isinstance(value, dict):
         for name in value:
             if not isinstance(name, str):
-                raise TypeError(f"a name in the record is a {type(name).__name__}; the names of JSON are str")
+                raise TypeError(f"a key of the record is a {type(name).__name__}; keys of JSON objects are str")
         value = list(value.values())
     if isinstance(value, list | tuple):
-        for each in value:
-            _check(each)
+        for item in value:
+            _check_types(item)
     elif value is not None and not isinstance(value, _SIMPLE):
         raise TypeError(
-            f"a value of the record is a {type(value).__name__}, which JSON cannot represent; expected str, int, "
+            f"a value in the record is a {type(value).__name__}, which JSON cannot represent; expected str, int, "
             "float, bool, None, list, dict, datetime or UUID"
         )
 
 
-def _text(record: bytes | str) -> bytes:
+def _encode_text(record: bytes | str) -> bytes:
     if not isinstance(record, bytes | str):
         raise TypeError(
             f"a {type(record).__name__} is not a record; expected a dict, an ActivityEvent, or a line of JSON as bytes "
@@ -208,19 +199,17 @@ def _text(record: bytes | str) -> bytes:
     try:
         line = record.encode() if isinstance(record, str) else record
     except UnicodeEncodeError:
-        raise ValueError("the line has half of a surrogate pair, so it is not valid Unicode") from None
+        raise ValueError("the line contains half of a surrogate pair, so it is not valid Unicode") from None
     line = line.removesuffix(b"\n")
     if b"\n" in line:
-        raise ValueError(
-            "the record contains a newline, so it is more than one line; use send_many for several records"
-        )
+        raise ValueError("the record contains a newline; use send_many for several records")
     if not line.strip(_BLANKS):
         raise ValueError("the line is blank")
     return line
 
 
-def pieces_of(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Join lines to pieces that are written in one go."""
+def join_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Join lines into pieces of about 1 MiB."""
     piece: list[bytes] = []
     size = 0
     for line in lines:

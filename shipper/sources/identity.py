@@ -1,10 +1,10 @@
 """
-Recognise inputs again after renaming, rotation, compression or copying.
+Recognises inputs after renaming, rotation, compression or copying.
 
-Device and inode are the key while they last; the head and the marker before the checkpoint confirm it. A file at
-another place is taken for a stream by these bytes alone, if the stream has lost its place: the copy that copytruncate
-made, a rotated file that was compressed, a file that was moved to another disk. A copy of a file that still exists may
-be about to replace it, so wait before treating it as a new input.
+A stream is found by device and inode, and confirmed by the head of the file and the marker before the checkpoint. If
+the file of a stream is gone, these bytes alone identify a file with another inode: a copy made by copytruncate, a
+rotated file that was compressed, a file moved to another disk. A copy of a file that still exists may be about to
+replace it, so the decision whether it is a new input is delayed.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 
 from shipper.model.errors import SourceError
 from shipper.model.framing import CsvRows, Framing
 from shipper.model.records import Head, Stream, digest, shown
-from shipper.sources.content import Archive, Content, WideWindow, open_content
-from shipper.sources.discovery import Aside, nothing_aside
+from shipper.sources.content import Archive, Content, open_content
+from shipper.sources.discovery import FileId, SkipReason, file_id_of, never_skip, signature_of
 from shipper.sources.reader import (
     HEAD_BYTES,
     NDJSON,
@@ -34,16 +34,14 @@ from shipper.sources.reader import (
     Likeness,
     StreamReader,
     begins_alike,
+    compare,
     first_bytes,
-    likeness,
 )
 from shipper.sources.siblings import is_generation_of, looks_like_generation
-from shipper.system.permissions import DENIALS, obstacle
-from shipper.system.work import Piece, at_work, step
+from shipper.system.permissions import DENIALS, access_problem
+from shipper.system.work import WorkItem, at_work, step
 
 log = structlog.get_logger("sources")
-
-Place = tuple[int, int]  # device and inode
 
 _NO_EVIDENCE = b"\0 \t\r\n"
 _LIKENESSES_MAX: Final = 1000
@@ -51,42 +49,26 @@ _LIKENESSES_MAX: Final = 1000
 
 class UndecidedError(SourceError):
     """
-    It looks like a copy of another input; it is too early to tell what it will be.
+    A file looks like a copy of another input, but cannot be identified yet.
 
     Attributes:
-        original: What it looks like; None if too little is there to compare.
-        is_shorter: It may be a copy that is still being made.
+        original: The stream it resembles; None if there are too few bytes to compare.
+        is_shorter: The copy may still be in progress.
     """
 
     def __init__(self, original: Stream | None, *, is_shorter: bool) -> None:
-        super().__init__("it is too early to tell which input it is")
+        super().__init__("the input cannot be identified yet")
         self.original = original
         self.is_shorter = is_shorter
 
 
-class Absent(NamedTuple):
+class StreamIndex:
     """
-    Streams whose file no longer is where it was.
-
-    Attributes:
-        renamed: Those that have another name in the same folder, which they now know.
-        lost: The others, older ones first; another file may turn out to be one of them.
-    """
-
-    renamed: list[Stream]
-    lost: list[Stream]
-
-
-class StreamBook:
-    """
-    Knows which files are streams that were read before.
+    Maps files to streams. Methods that open a file raise `SourceError` if it cannot be read.
 
     Args:
         known: The file streams of the state store, older ones first.
-        next_stream_id: Gives an id that was never given.
-        max_record_bytes: The longest line that is a record.
-        form: How records lie in the files.
-        aside: Which files are not to be opened, or read no further.
+        skip_reason: Files with a reason are not opened, or not read any further.
     """
 
     def __init__(
@@ -96,260 +78,212 @@ class StreamBook:
         *,
         max_record_bytes: int,
         form: InputForm = NDJSON,
-        aside: Aside = nothing_aside,
+        skip_reason: SkipReason = never_skip,
     ) -> None:
-        self._aside = aside
-        self._wide_window = WideWindow()
-        self._likenesses: dict[tuple[object, ...], Likeness] = {}
+        self._next_stream_id = next_stream_id
         self._max_record_bytes = max_record_bytes
         self._form = form
-        self._next_stream_id = next_stream_id
-        self._streams = {stream.stream_id: stream for stream in known}  # but for the lost ones
-        self._by_place = {stream.place: stream for stream in self._streams.values() if stream.inode}
-        self._displaced: list[Stream] = []
-        self._moved_streams: list[Stream] = []
+        self._skip_reason = skip_reason
+        self._streams = {stream.stream_id: stream for stream in known}  # without lost ones
         self._lost: dict[int, Stream] = {}
-        self._lost_by_head: dict[Head, list[Stream]] = defaultdict(list)
-        self._placed_by_head: dict[Head, list[Stream]] = {}  # as of the last look
+        self._by_file_id = {stream.file_id: stream for stream in self._streams.values() if stream.inode}
+        self._by_head: dict[Head, list[Stream]] = {}  # as of the last scan, including lost ones
+        self._likenesses: dict[tuple[object, ...], Likeness] = {}
+        self._displaced: list[Stream] = []
+        self._unsaved: dict[int, Stream] = {}
 
     @contextmanager
-    def opening(self, path: str | Path, place: Place) -> Iterator[None]:
+    def opening(self, path: str | Path, file_id: FileId) -> Iterator[None]:
         """
-        Name what is at work while a file is looked at.
+        Register opening a file as work.
 
         Raises:
-            SourceError: It stands aside.
+            SourceError: The file is skipped.
         """
-        source = f"{place[0]}:{place[1]}"
-        if why := self._aside("open", source, 0):
-            raise SourceError(f"looking at {path} {why}")
-        with at_work(Piece("open", str(path), source)):
+        source = f"{file_id[0]}:{file_id[1]}"
+        if why := self._skip_reason("open", source, 0):
+            raise SourceError(f"opening {path} {why}")
+        with at_work(WorkItem("open", str(path), source)):
             yield
 
     @contextmanager
     def reading(self, reader: StreamReader) -> Iterator[None]:
-        """As `opening`, while it is read on."""
+        """Like `opening`, but for reading a file."""
         key = reader.stream.key
-        if why := self._aside("read", key, reader.offset):
+        if why := self._skip_reason("read", key, reader.offset):
             raise SourceError(f"reading {reader.path} from byte {reader.offset} on {why}")
-        with at_work(Piece("read", str(reader.path), key, reader.offset)):
+        with at_work(WorkItem("read", str(reader.path), key, reader.offset)):
             yield
 
-    def at(self, place: Place) -> Stream | None:
-        """Return the stream that was last seen at a place."""
-        return self._by_place.get(place)
+    # Streams ----------------------------------------------------------------------------------------------------------
 
-    def has_news(self, stream: Stream, status: os.stat_result) -> bool:
-        """Return whether a file in its stream's place has to be opened: it has changed, or was not settled."""
+    def at(self, file_id: FileId) -> Stream | None:
+        """Return the stream whose file was last seen with a device and inode."""
+        return self._by_file_id.get(file_id)
+
+    def needs_reading(self, stream: Stream, status: os.stat_result) -> bool:
+        """Return whether a stream's file must be opened: it has changed or is not settled."""
         return self.has_changed(stream, status) or not stream.is_settled
 
     def has_changed(self, stream: Stream, status: os.stat_result) -> bool:
-        """Return whether a file in its stream's place may hold more than when its end was reached."""
-        return (status.st_size, status.st_mtime_ns) != (stream.ended_size, stream.ended_ns)
+        """Return whether a stream's file may have grown since its end was reached."""
+        return signature_of(status) != (stream.ended_size, stream.ended_ns)
 
-    def lose(self, present: Iterable[Place], open_streams: Iterable[Stream] = ()) -> Absent:
+    def known_paths(self) -> list[str]:
+        """Return the last known path of each stream."""
+        return [stream.path for stream in self._streams.values()]
+
+    def lost(self) -> list[Stream]:
+        """Return the streams whose file is gone, older losses first; a new file may turn out to be one of them."""
+        return list(self._lost.values())
+
+    def is_lost(self, stream: Stream) -> bool:
+        return stream.stream_id in self._lost
+
+    def update_lost(self, present: Iterable[FileId], open_streams: Iterable[Stream] = ()) -> list[Stream]:
         """
-        Find the streams whose file no longer is where it was.
+        Mark the streams as lost whose file is neither at its path nor elsewhere in its folder.
 
         Args:
-            present: Where files are.
-            open_streams: Those that are being read, whether their file has a name or not.
+            present: The files that were found.
+            open_streams: The streams being read, even if their files are deleted.
+        Returns:
+            Streams whose file was renamed within its folder; their paths are updated.
         """
-        there = set(present)
-        for stream in [each for each in self._lost.values() if each.inode and each.place in there]:
-            self._unlose(stream)
-        being_read = {stream.stream_id: stream for stream in open_streams}
+        present = set(present)
+        for stream in [lost for lost in self._lost.values() if lost.inode and lost.file_id in present]:
+            self._recover(stream)
+        open_ids = {stream.stream_id for stream in open_streams}
         missing = [
             stream
             for stream_id, stream in self._streams.items()
-            if stream_id not in being_read and stream.place not in there and not _is_in_place(stream)
+            if stream_id not in open_ids and stream.file_id not in present and not _is_at_its_path(stream)
         ]
-        # A new name is no loss: the place goes before what the bytes say.
+        # A renamed file is not lost: its inode is better evidence than its bytes.
         renamed = self.find_renamed(missing)
         renamed_ids = {stream.stream_id for stream in renamed}
         for stream in missing:
             if stream.stream_id not in renamed_ids:
                 self._lost[stream.stream_id] = self._streams.pop(stream.stream_id)
-                self._lost_by_head[stream.head].append(stream)
-        self._placed_by_head = defaultdict(list)
-        for stream in self._streams.values():
-            self._placed_by_head[stream.head].append(stream)
-        return Absent(renamed, self.lost())
+        self._by_head = defaultdict(list)
+        for stream in (*self._lost.values(), *self._streams.values()):
+            self._by_head[stream.head].append(stream)
+        return renamed
 
-    def _unlose(self, stream: Stream) -> None:
+    def _recover(self, stream: Stream) -> None:
         self._streams[stream.stream_id] = self._lost.pop(stream.stream_id)
         if stream.is_gone:
             stream.is_gone = False
-            self._moved_streams.append(stream)
-        same_head = self._lost_by_head[stream.head]
-        same_head.remove(stream)
-        if not same_head:
-            del self._lost_by_head[stream.head]
-        # Another file of the same look may be a copy of it.
-        self._placed_by_head.setdefault(stream.head, []).append(stream)
+            self.save_later(stream)
 
     def find_renamed(self, streams: Iterable[Stream], *, are_open: bool = False) -> list[Stream]:
         """
-        Find those whose files have other names in the folders where they were, and note these names.
+        Return the streams whose files were renamed within their folders, and update their paths.
 
-        Other bytes at the beginning tell of another file, which was given the inode of one that is gone.
+        A file with different bytes at the beginning is another one, which reuses the inode of a deleted file.
 
         Args:
-            are_open: They are held open, so that their inodes cannot have been given out again.
+            are_open: The files are open, so their inodes cannot have been reused.
         """
-        by_folder: dict[str, dict[Place, Stream]] = {}
+        by_folder: dict[str, dict[FileId, Stream]] = {}
         for stream in streams:
             if stream.inode:
                 for folder in folders_of(stream):
-                    by_folder.setdefault(folder, {})[stream.place] = stream
+                    by_folder.setdefault(folder, {})[stream.file_id] = stream
         renamed = {}
-        for folder, by_place in by_folder.items():
+        for folder, by_file_id in by_folder.items():
             with suppress(OSError), os.scandir(folder) as entries:
                 device = os.stat(folder).st_dev
                 for entry in entries:
                     step()
-                    known = by_place.get((device, entry.inode()))
+                    known = by_file_id.get((device, entry.inode()))
                     if known is None or not entry.is_file(follow_symlinks=False):
                         continue
-                    if are_open or _may_be(entry.path, known):
-                        note_name(known, entry.path)
-                        self._moved_streams.append(known)
+                    if are_open or _may_belong(entry.path, known):
+                        set_path(known, entry.path)
+                        self.save_later(known)
                         renamed[known.stream_id] = known
         return list(renamed.values())
 
-    def left(self, present: Iterable[Place], is_generation: Callable[[str], bool]) -> list[Stream]:
+    def unsettled_rotated(self, present: Iterable[FileId], is_generation: Callable[[str], bool]) -> list[Stream]:
         """
-        Find the streams that were renamed while an earlier run read them, and hold what is not settled: their files
-        have the names by which they were seen last, but are not among those present.
+        Return the rotated streams that an earlier run did not settle; no pattern matches them, but their files exist.
 
         Args:
-            is_generation: Whether a path is one that rotation gives to what is followed.
+            is_generation: Returns whether rotation may have given a followed file this path.
         """
-        there = set(present)
-        unnamed = [each for each in self._streams.values() if each.place not in there]
-        rotated = [each for each in unnamed if each.is_rotated or is_generation(each.path)]
-        return [stream for stream in rotated if self._has_rest(stream)]
-
-    def _has_rest(self, stream: Stream) -> bool:
-        try:
-            status = os.stat(stream.path)
-        except (OSError, ValueError):
-            return False
-        return _place_of(status) == stream.place and self.has_news(stream, status)
-
-    def is_lost(self, stream: Stream) -> bool:
-        """Return whether a stream is lost and has not been found again."""
-        return stream.stream_id in self._lost
-
-    def lost(self) -> list[Stream]:
-        """Return the lost streams that have not been found again."""
-        return list(self._lost.values())
+        present = set(present)
+        unmatched = [stream for stream in self._streams.values() if stream.file_id not in present]
+        rotated = [stream for stream in unmatched if stream.is_rotated or is_generation(stream.path)]
+        return [
+            stream for stream in rotated if (status := _status_at_path(stream)) and self.needs_reading(stream, status)
+        ]
 
     def take_displaced(self) -> list[Stream]:
-        """Hand out, once, the streams that have lost their place to another one."""
+        """Return and forget the streams whose file was truncated or whose inode was reused."""
         displaced, self._displaced = self._displaced, []
         return displaced
 
-    def take_moved(self) -> list[Stream]:
-        """Hand out, once, the streams that have another name or place than before."""
-        moved, self._moved_streams = self._moved_streams, []
-        return moved
+    def save_later(self, stream: Stream) -> None:
+        """Mark a stream as changed, apart from its checkpoint; `take_unsaved` returns it."""
+        self._unsaved[stream.stream_id] = stream
 
-    def forget(self, streams: Iterable[Stream]) -> None:
-        """Drop lost streams that will not come back."""
-        for stream in streams:
-            stream.is_gone = False  # or it would be saved again as one that was found
-            self._unlose(stream)
-            self.drop(stream)
+    def take_unsaved(self) -> list[Stream]:
+        unsaved, self._unsaved = self._unsaved, {}
+        return list(unsaved.values())
 
     def drop(self, stream: Stream) -> None:
-        """Drop a stream of which nothing was read."""
-        del self._streams[stream.stream_id]
-        if self._by_place.get(stream.place) is stream:
-            del self._by_place[stream.place]
+        """Forget a stream that was not read, or that is permanently lost."""
+        for streams in (self._streams, self._lost, self._unsaved):
+            streams.pop(stream.stream_id, None)
+        self._release_file(stream)
+
+    def _release_file(self, stream: Stream) -> None:
+        if self._by_file_id.get(stream.file_id) is stream:
+            del self._by_file_id[stream.file_id]
+
+    def _displace(self, stream: Stream) -> None:
+        """Detach a stream from its file, which belongs to another stream now."""
+        self._release_file(stream)
+        stream.device = stream.inode = 0
+        self._displaced.append(stream)
+        self.save_later(stream)
+
+    # Opening ----------------------------------------------------------------------------------------------------------
 
     def open(self, path: Path) -> StreamReader:
-        """
-        Open a file where it was left, or at its start if it is new.
-
-        Raises:
-            SourceError: It is not a regular file, or cannot be read.
-        """
-        reader = self._open(path, lambda content: self._identify(content, path) or self._begin(content, path))
+        """Open a file at its checkpoint, or at its start if it is new."""
+        reader = self._open(path, lambda content: self._identify(content, path) or self._new_stream(content, path))
         assert reader is not None
         return reader
-
-    def open_new(self, path: Path) -> StreamReader:
-        """Open a file that is in no stream's place, at its start; errors as for `open`."""
-        reader = self._open(path, lambda content: self._begin(content, path))
-        assert reader is not None
-        return reader
-
-    def decide(self, reader: StreamReader, *, may_wait: bool) -> StreamReader:
-        """
-        Find out whether a new file of which nothing was read is a stream that was lost.
-
-        Args:
-            may_wait: The caller comes again, should it be too early to tell.
-        Returns:
-            The reader to go on with; another one if it is a lost stream.
-        Raises:
-            SourceError: It cannot be read.
-            UndecidedError: Only with `may_wait`.
-        """
-        descriptor = os.dup(reader.content.descriptor)
-        try:
-            content = open_content(descriptor, reader.path, self._wide_window)
-            framing = self._framing_of(content)
-            stream = self._moved(content, may_wait=may_wait)
-            if stream is not None:
-                self.drop(reader.stream)
-                self._take_over(stream, content, reader.path)
-            decided = self._reader(content, stream or reader.stream, reader.path, framing)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        decided.stream.compression = content.compression
-        with suppress(OSError, SourceError):  # told in its turn to be read
-            decided.note_head()
-        # Another new file of the same look may be a copy of it.
-        self._placed_by_head.setdefault(decided.stream.head, []).append(decided.stream)
-        reader.close()
-        return decided
 
     def open_in_place(self, path: Path) -> StreamReader | None:
-        """
-        Open a file in the place of a stream where it was left; None if the stream has lost that place to it.
-
-        Raises:
-            SourceError: It cannot be read.
-        """
+        """Open a stream's file at its checkpoint; return None if it is another file with the same inode."""
         return self._open(path, lambda content: self._in_place(content, path))
 
     def open_known(self, path: Path) -> StreamReader | None:
         """
-        Open a file if it is a known stream, and there is something in it that is not settled, or its end was not seen.
+        Open a file if it is a known stream that is not settled or whose end was not reached; otherwise return None.
 
         Raises:
-            SourceError: It cannot be read.
-            UndecidedError: It is too early to tell.
+            UndecidedError: The file cannot be identified yet.
         """
 
         def identify(content: Content) -> Stream | None:
-            here = self.at(_place_of(content.status()))
+            previous = self.at(file_id_of(content.status()))
             stream = self._identify(content, path, may_wait=True)
             if stream is None:
                 return None
-            is_unended = content.compression != "" and self.has_changed(stream, content.status())
-            is_unended |= stream is here and stream.ended_size < 0
-            return stream if is_unended or content.pread(1, max(stream.checkpoint, stream.read_offset)) else None
+            has_more = content.compression != "" and self.has_changed(stream, content.status())
+            has_more |= stream is previous and stream.ended_size < 0
+            return stream if has_more or content.pread(1, max(stream.checkpoint, stream.read_offset)) else None
 
         return self._open(path, identify)
 
     def _open(self, path: Path, identify: Callable[[Content], Stream | None]) -> StreamReader | None:
-        descriptor = _opened(path)
+        descriptor = _open_file(path)
         try:
-            content = open_content(descriptor, path, self._wide_window)
+            content = open_content(descriptor, path)
             framing = self._framing_of(content)
             stream = identify(content)
             if stream is not None:
@@ -360,51 +294,46 @@ class StreamBook:
         os.close(descriptor)
         return None
 
-    def holds_all_of(self, stream: Stream, copy: Content, compared: dict[int, int]) -> bool | None:
+    def open_new(self, path: Path) -> StreamReader:
+        """Open an unknown file as a new stream."""
+        reader = self._open(path, lambda content: self._new_stream(content, path))
+        assert reader is not None
+        return reader
+
+    def decide(self, reader: StreamReader, *, may_wait: bool) -> StreamReader:
         """
-        Return whether a stream that is in its place begins with all that another file holds, and has it settled.
+        Check whether a new file, not yet read, belongs to a lost stream.
 
         Args:
-            compared: By stream, how many bytes of the copy were found to be the same; brought up to date.
+            may_wait: Raise if the file cannot be identified yet; the caller tries again later.
         Returns:
-            None if that is too early to tell: it is not settled yet, or only a part has been compared.
+            The reader to use instead of the one passed.
         Raises:
-            SourceError: One of them cannot be read.
+            UndecidedError: Only with `may_wait`.
         """
-        with closing(open_content(_opened(Path(stream.path)), Path(stream.path))) as original:
-            if _place_of(original.status()) != stream.place:
-                return False
-            if not copy.compression and stream.checkpoint < copy.size() <= original.size():
-                return None
-            offset = begun = compared.get(stream.stream_id, 0)
-            while data := copy.pread(READ_BYTES, offset):
-                if original.pread(len(data), offset) != data:
-                    return False
-                step()
-                offset = compared[stream.stream_id] = offset + len(data)
-                if offset - begun >= TURN_BYTES:
-                    return None
-            return offset <= stream.checkpoint or None if copy.is_ended() else False
-
-    def known_paths(self) -> list[str]:
-        """Return where the streams were seen last."""
-        return [stream.path for stream in self._streams.values()]
+        content = open_content(reader.content.descriptor, reader.path)
+        framing = self._framing_of(content)
+        stream = self._find_lost(content, may_wait=may_wait)
+        if stream is not None:
+            self.drop(reader.stream)
+            self._take_over(stream, content, reader.path)
+        decided = self._reader(content, stream or reader.stream, reader.path, framing)
+        decided.stream.compression = content.compression
+        with suppress(OSError, SourceError):  # reported when it is read
+            decided.note_head()
+        # Another new file with the same head may be a copy of it.
+        self._by_head.setdefault(decided.stream.head, []).append(decided.stream)
+        return decided
 
     def begin_again(self, reader: StreamReader) -> StreamReader:
-        """Begin a stream in a file that was truncated in place; the old one may live on in a copy."""
-        descriptor = os.dup(reader.content.descriptor)
-        try:
-            content = open_content(descriptor, reader.path, self._wide_window)
-            again = self._reader(content, self._begin(content, reader.path), reader.path)
-            again.note_head()
-        except BaseException:
-            os.close(descriptor)
-            raise
-        reader.close()
+        """Return a new reader for a file that was truncated in place; the old stream may continue in a copy."""
+        content = open_content(reader.content.descriptor, reader.path)
+        again = self._reader(content, self._new_stream(content, reader.path), reader.path)
+        again.note_head()
         return again
 
     def _framing_of(self, content: Content) -> Framing | None:
-        """Look at the first bytes of an archive, before it is read up to a checkpoint: there is no cheap way back."""
+        """Detect the framing of an archive before it is read up to the checkpoint: going back is expensive."""
         if not content.compression:
             return None
         head = first_bytes(content, READ_BYTES)
@@ -417,131 +346,161 @@ class StreamBook:
             content, stream, path, max_record_bytes=self._max_record_bytes, form=self._form, framing=framing
         )
 
-    def _identify(self, content: Content, path: Path, *, may_wait: bool = False) -> Stream | None:
-        """Find the stream that an open file is; None if it is none that is known."""
-        in_place = self._in_place(content, path)
-        if in_place is not None:
-            return in_place
-        stream = self._moved(content, may_wait=may_wait)
-        if stream is not None:
-            self._take_over(stream, content, path)
-        return stream
-
-    def _take_over(self, stream: Stream, content: Content, path: Path) -> None:
-        """Assign the place of a file to a lost stream."""
-        log.info("source_found_again", path=shown(path), formerly=stream.shown_path, offset=stream.checkpoint)
-        self._by_place.pop(stream.place, None)
-        self._unlose(stream)
-        place = _place_of(content.status())
-        if (holder := self._by_place.get(place)) is not None:  # whose file was deleted, so that its inode was given out
-            self._displace(holder)
-        stream.device, stream.inode = place
-        note_name(stream, str(path))
-        stream.compression = content.compression
-        stream.ended_size = stream.ended_ns = -1
-        self._by_place[stream.place] = stream
-        self._moved_streams.append(stream)
-
-    def _in_place(self, content: Content, path: Path) -> Stream | None:
-        """Find the stream that has its place here; None if it has lost it."""
-        stream = self._by_place.get(_place_of(content.status()))
-        if stream is None:
-            return None
-        if likeness(content, stream) != "same":
-            tell = log.info if stream.is_settled else log.warning  # an inode is given out again, or something is lost
-            tell("source_replaced", path=shown(path), checkpoint=stream.checkpoint, size=content.size())
-            self._displace(stream)
-            return None
-        if stream.stream_id in self._lost:
-            self._unlose(stream)
-        if stream.path != str(path) and not _is_in_place(stream):
-            note_name(stream, str(path))
-        stream.path = str(path)
-        return stream
-
-    def _moved(self, content: Content, *, may_wait: bool) -> Stream | None:
-        """Find the lost stream whose bytes these are."""
-        if may_wait and len(first_bytes(content, HEAD_BYTES)) < HEAD_BYTES and not content.is_ended():
-            raise UndecidedError(None, is_shorter=True)  # an archive that is being written
-        header_bytes = self._header_bytes(content)
-        candidates = _alike(content, self._lost_by_head, header_bytes)
-        for stream in sorted(candidates, key=lambda each: -each.checkpoint):
-            found = self._likeness(content, stream)
-            if found == "same":
-                return stream
-            if found == "shorter" and may_wait:
-                raise UndecidedError(stream, is_shorter=True)
-        if may_wait:
-            for stream in _alike(content, self._placed_by_head, header_bytes):
-                found = self._likeness(content, stream)
-                if found != "other":
-                    raise UndecidedError(stream, is_shorter=found == "shorter")
-        return None
-
-    def _likeness(self, content: Content, known: Stream) -> Likeness:
-        """Compare, but an archive only once: it is decompressed up to the checkpoint for it."""
-        if not content.compression:
-            return likeness(content, known)
-        status = content.status()
-        of = (*_place_of(status), status.st_size, status.st_mtime_ns, known.stream_id, known.marker, known.read_offset)
-        if of not in self._likenesses:
-            if len(self._likenesses) >= _LIKENESSES_MAX:
-                self._likenesses.clear()
-            self._likenesses[of] = likeness(content, known)
-        return self._likenesses[of]
-
-    def _header_bytes(self, content: Content) -> int:
-        framing = self._form.framing_of(first_bytes(content, HEAD_BYTES), is_whole=True)
-        return len(framing.header) if isinstance(framing, CsvRows) else 0
-
-    def _begin(self, content: Content, path: Path) -> Stream:
-        """Begin a stream at the start of a file."""
-        place = _place_of(content.status())
-        displaced = self._by_place.get(place)
-        if displaced is not None:
+    def _new_stream(self, content: Content, path: Path) -> Stream:
+        file_id = file_id_of(content.status())
+        if (displaced := self.at(file_id)) is not None:
             self._displace(displaced)
         stream = Stream(
             stream_id=self._next_stream_id(),
             kind="file",
             path=str(path),
-            device=place[0],
-            inode=place[1],
+            device=file_id[0],
+            inode=file_id[1],
             compression=content.compression,
         )
-        self._streams[stream.stream_id] = stream
-        self._by_place[stream.place] = stream
+        self._streams[stream.stream_id] = self._by_file_id[file_id] = stream
         return stream
 
-    def _displace(self, stream: Stream) -> None:
-        """Take a stream's place from it; from now on it is lost."""
-        if self._by_place.get(stream.place) is stream:
-            del self._by_place[stream.place]
-        stream.device = stream.inode = 0
-        self._displaced.append(stream)
-        self._moved_streams.append(stream)
+    # Comparing --------------------------------------------------------------------------------------------------------
+
+    def _identify(self, content: Content, path: Path, *, may_wait: bool = False) -> Stream | None:
+        """Return the known stream of an open file, or None."""
+        stream = self._in_place(content, path)
+        if stream is None and (stream := self._find_lost(content, may_wait=may_wait)) is not None:
+            self._take_over(stream, content, path)
+        return stream
+
+    def _in_place(self, content: Content, path: Path) -> Stream | None:
+        """Return the stream with the device and inode of an open file, or None if its bytes differ."""
+        stream = self.at(file_id_of(content.status()))
+        if stream is None:
+            return None
+        if compare(content, stream) != "same":
+            report = log.info if stream.is_settled else log.warning  # either the inode was reused, or data is lost
+            report("source_replaced", path=shown(path), checkpoint=stream.checkpoint, size=content.size())
+            self._displace(stream)
+            return None
+        if stream.stream_id in self._lost:
+            self._recover(stream)
+        if stream.path != str(path) and not _is_at_its_path(stream):
+            set_path(stream, str(path))
+        stream.path = str(path)
+        return stream
+
+    def _find_lost(self, content: Content, *, may_wait: bool) -> Stream | None:
+        """Return the lost stream that a file is a copy of, or None."""
+        if may_wait and len(first_bytes(content, HEAD_BYTES)) < HEAD_BYTES and not content.is_ended():
+            raise UndecidedError(None, is_shorter=True)  # the archive is still being written
+        alike = self._alike(content)
+        lost = [stream for stream in alike if stream.stream_id in self._lost]
+        for stream in sorted(lost, key=lambda stream: -stream.checkpoint):
+            likeness = self._likeness(content, stream)
+            if likeness == "same":
+                return stream
+            if likeness == "shorter" and may_wait:
+                raise UndecidedError(stream, is_shorter=True)
+        if may_wait:
+            for stream in alike:
+                if stream.stream_id in self._streams and (likeness := self._likeness(content, stream)) != "other":
+                    raise UndecidedError(stream, is_shorter=likeness == "shorter")
+        return None
+
+    def _alike(self, content: Content) -> list[Stream]:
+        """Return the streams that begin like a file; whitespace, NULs or a CSV header alone do not count."""
+        if not self._by_head:
+            return []
+        lengths = {length for length, _ in self._by_head}
+        head = first_bytes(content, HEAD_BYTES)
+        framing = self._form.framing_of(head, is_whole=True)
+        header_bytes = len(framing.header) if isinstance(framing, CsvRows) else 0
+        alike = []
+        for length in sorted(lengths, reverse=True):
+            is_header = length <= header_bytes and length < HEAD_BYTES
+            if length <= len(head) and not is_header and head[:length].strip(_NO_EVIDENCE):
+                alike += self._by_head.get(Head(length, digest(head[:length])), [])
+        return alike
+
+    def _likeness(self, content: Content, known: Stream) -> Likeness:
+        """Compare a file with a stream; cache the result for archives, which are decompressed up to the checkpoint."""
+        if not content.compression:
+            return compare(content, known)
+        status = content.status()
+        key = (file_id_of(status), signature_of(status), known.stream_id, known.marker, known.read_offset)
+        if key not in self._likenesses:
+            if len(self._likenesses) >= _LIKENESSES_MAX:
+                self._likenesses.clear()
+            self._likenesses[key] = compare(content, known)
+        return self._likenesses[key]
+
+    def _take_over(self, stream: Stream, content: Content, path: Path) -> None:
+        """Assign a file to a lost stream."""
+        log.info("source_found_again", path=shown(path), formerly=stream.shown_path, offset=stream.checkpoint)
+        self._release_file(stream)
+        self._recover(stream)
+        file_id = file_id_of(content.status())
+        if (holder := self.at(file_id)) is not None:  # its file was deleted, and the inode was reused
+            self._displace(holder)
+        stream.device, stream.inode = file_id
+        set_path(stream, str(path))
+        stream.compression = content.compression
+        stream.ended_size = stream.ended_ns = -1
+        self._by_file_id[file_id] = stream
+        self.save_later(stream)
+
+    def has_settled_copy(
+        self, stream: Stream, copy: Content, compared: dict[int, int], *, descriptor: int | None = None
+    ) -> bool | None:
+        """
+        Return whether a file is a copy of the beginning of a stream's file and that part is settled.
+
+        Args:
+            compared: Bytes of the copy compared so far, by stream; updated.
+            descriptor: Of the stream's file if it is open, because it may have been renamed.
+        Returns:
+            None if it is undecided: some bytes are not settled or not compared yet.
+        """
+        path = Path(stream.path)
+        opened = _open_file(path) if descriptor is None else os.dup(descriptor)
+        with closing(open_content(opened, path)) as original:
+            original.is_independent = True
+            if file_id_of(original.status()) != stream.file_id:
+                return False
+            if not copy.compression and stream.checkpoint < copy.size() <= original.size():
+                return None
+            offset = start = compared.get(stream.stream_id, 0)
+            while data := copy.pread(READ_BYTES, offset):
+                if original.pread(len(data), offset) != data:
+                    return False
+                step()
+                offset = compared[stream.stream_id] = offset + len(data)
+                if offset - start >= TURN_BYTES:
+                    return None
+            if not copy.is_ended():
+                return False
+            return True if offset <= stream.checkpoint else None
 
 
-def note_name(stream: Stream, path: str) -> None:
+def set_path(stream: Stream, path: str) -> None:
     """
-    Note that a stream's file was renamed, and whether that is a rotation.
+    Update the path of a renamed file, and note whether the renaming is a rotation.
 
-    It is none if a folder was renamed or the file was put back by its name; nor if it looks like a generation of a
-    file that it never was, as where an application numbers the files that it writes.
+    It is not if only a folder was renamed, if the file got its old name back, or if the new name looks like a
+    generation of another file, as with applications that number their files.
     """
-    before, after = os.path.basename(stream.path), os.path.basename(path)
-    if after != before and (is_generation_of(after, before) or not looks_like_generation(after)):
+    old, new = os.path.basename(stream.path), os.path.basename(path)
+    if new != old and (is_generation_of(new, old) or not looks_like_generation(new)):
         stream.is_rotated = True
     stream.path = path
 
 
-def _opened(path: Path) -> int:
+def _open_file(path: Path) -> int:
     try:
-        # O_NONBLOCK: a FIFO would otherwise hold the open until somebody writes to it.
+        # O_NONBLOCK: opening a FIFO would otherwise block until it has a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a socket, or a FIFO that nobody reads
+        if error.errno == errno.ENXIO:  # a socket, or a FIFO without a reader
             raise not_regular(path) from error
-        denied = obstacle(path, os.R_OK) if error.errno in DENIALS else ""
+        denied = access_problem(path, os.R_OK) if error.errno in DENIALS else ""
         raise SourceError(denied or f"{path} cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -550,52 +509,35 @@ def _opened(path: Path) -> int:
 
 
 def not_regular(path: Path) -> SourceError:
-    return SourceError(f"{path} is not a regular file; a stream goes through `shipper pipe`")
-
-
-def _may_be(path: str, stream: Stream) -> bool:
-    """Return whether the file in a stream's place can be its own; an unreadable file counts as such."""
-    if not stream.head.length:  # nothing is known of its bytes, so the name has to do
-        return is_generation_of(os.path.basename(path), os.path.basename(stream.path))
-    try:
-        descriptor = _opened(Path(path))
-    except SourceError:
-        return True
-    try:
-        return begins_alike(open_content(descriptor, Path(path)), stream)
-    except (SourceError, OSError):
-        return True
-    finally:
-        os.close(descriptor)
-
-
-def _is_in_place(stream: Stream) -> bool:
-    """Return whether a stream's file still has the name by which it was seen last."""
-    step()
-    try:
-        status = os.stat(stream.path)
-    except (OSError, ValueError):
-        return False
-    return _place_of(status) == stream.place
+    return SourceError(f"{path} is not a regular file; use `shipper pipe` for a stream")
 
 
 def folders_of(stream: Stream) -> set[str]:
-    """Return the folders where a stream's file may have other names: that of its name, and that of a link's target."""
+    """Return the folders where a stream's file may have been renamed: that of its path, and that of a link's target."""
     folder = os.path.dirname(stream.path) or "."
     return {folder, os.path.dirname(os.path.realpath(stream.path))} if os.path.islink(stream.path) else {folder}
 
 
-def _place_of(status: os.stat_result) -> Place:
-    return status.st_dev, status.st_ino
+def _may_belong(path: str, stream: Stream) -> bool:
+    """Return whether a file with a stream's inode may be that stream's file; True if it is unreadable."""
+    if not stream.head.length:  # its bytes are unknown, so compare names
+        return is_generation_of(os.path.basename(path), os.path.basename(stream.path))
+    try:
+        with closing(open_content(_open_file(Path(path)), Path(path))) as content:
+            return begins_alike(content, stream)
+    except (SourceError, OSError):
+        return True
 
 
-def _alike(content: Content, by_head: dict[Head, list[Stream]], header_bytes: int) -> list[Stream]:
-    """Find the streams that begin as a file does; blanks, NULs and a header of CSV alone are no evidence."""
-    lengths = {length for length, _ in by_head}
-    head = first_bytes(content, HEAD_BYTES) if lengths else b""
-    found = []
-    for length in sorted(lengths, reverse=True):
-        is_header = length <= header_bytes and length < HEAD_BYTES
-        if length <= len(head) and not is_header and head[:length].strip(_NO_EVIDENCE):
-            found += by_head.get(Head(length, digest(head[:length])), [])
-    return found
+def _status_at_path(stream: Stream) -> os.stat_result | None:
+    """Return the status of a stream's file if it is still at its last known path, or None."""
+    step()
+    try:
+        status = os.stat(stream.path)
+    except (OSError, ValueError):
+        return None
+    return status if file_id_of(status) == stream.file_id else None
+
+
+def _is_at_its_path(stream: Stream) -> bool:
+    return _status_at_path(stream) is not None

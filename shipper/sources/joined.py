@@ -1,4 +1,4 @@
-"""Several sources as one."""
+"""Combines several sources into one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from anyio.streams.memory import MemoryObjectSendStream
 from shipper.model.records import Backlog, Checkpoint, Chunk, move_checkpoints
 
 
-class Part(Protocol):
-    """A source; see the pipeline's, which stands above."""
+class Source(Protocol):
+    """The same as the pipeline's `Source`, which this layer must not import."""
 
     @property
     def is_exhausted(self) -> bool: ...
@@ -21,39 +21,39 @@ class Part(Protocol):
     def backlog(self) -> Backlog: ...
 
 
-class Joined:
-    """Reads sources side by side, such as files and what an earlier `pipe` had to leave in the spool."""
+class JoinedSource:
+    """Reads sources concurrently, such as files and the rest of an earlier `pipe` in the spool."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
 
     @property
     def is_exhausted(self) -> bool:
-        return all(part.is_exhausted for part in self._parts)
+        return all(source.is_exhausted for source in self._sources)
 
     async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
         """Send the chunks of all sources until each has ended."""
-        async with anyio.create_task_group() as side_by_side:
-            for part in self._parts:
-                side_by_side.start_soon(part.run, chunks_tx)
+        async with anyio.create_task_group() as tasks:
+            for source in self._sources:
+                tasks.start_soon(source.run, chunks_tx)
 
     async def after_save(self, saved: Sequence[Checkpoint]) -> None:
-        """Move the checkpoints of all parts, and let each look at its own streams."""
+        """Move all checkpoints, and let each source handle its streams."""
         move_checkpoints(saved)
-        for part in self._parts:
-            await part.after_save(())
+        for source in self._sources:
+            await source.after_save(())
 
     def backlog(self) -> Backlog:
-        """Add up what the parts have before them."""
-        each = [part.backlog() for part in self._parts]
-        totals = [one.total_bytes for one in each if one.total_bytes is not None]
+        """Return the sum of the backlogs."""
+        backlogs = [source.backlog() for source in self._sources]
+        totals = [backlog.total_bytes for backlog in backlogs if backlog.total_bytes is not None]
         return Backlog(
-            lag_bytes=sum(one.lag_bytes for one in each),
-            spool_bytes=sum(one.spool_bytes for one in each),
+            lag_bytes=sum(backlog.lag_bytes for backlog in backlogs),
+            spool_bytes=sum(backlog.spool_bytes for backlog in backlogs),
             total_bytes=sum(totals) if totals else None,
-            unreachable_bytes=sum(one.unreachable_bytes for one in each),
-            unmatched=[words for one in each for words in one.unmatched],
-            unreadable=[words for one in each for words in one.unreadable],
-            unreadable_count=sum(one.unreadable_count for one in each),
-            is_known=all(one.is_known for one in each),
+            unreachable_bytes=sum(backlog.unreachable_bytes for backlog in backlogs),
+            unmatched=[message for backlog in backlogs for message in backlog.unmatched],
+            unreadable=[message for backlog in backlogs for message in backlog.unreadable],
+            unreadable_count=sum(backlog.unreadable_count for backlog in backlogs),
+            is_known=all(backlog.is_known for backlog in backlogs),
         )

@@ -1,4 +1,4 @@
-"""One open input: cuts it into chunks of whole lines, and checks that it is still the same input."""
+"""Reads one open input: splits it into chunks of whole records, and checks that it is still the same input."""
 
 from __future__ import annotations
 
@@ -24,43 +24,40 @@ from shipper.sources.content import (
     Archive,
     Content,
     UnfinishedError,
-    begins_like_archive,
     compression_of,
-    data_from,
+    is_partial_magic,
     open_content,
+    seek_data,
 )
 from shipper.system.native import NATIVE
 from shipper.system.work import step
 
 if TYPE_CHECKING:
     from shipper.config.settings import Settings
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from anyio.to_thread import run_sync
 
 READ_BYTES: Final = 1 << 20
 HEAD_BYTES: Final = 1024
-TURN_BYTES: Final = 1 << 24  # that are searched for the end of a line, or of NULs, before it is another file's turn
+TURN_BYTES: Final = 1 << 24  # to search for the end of a line or of NULs in one turn
 _COLUMNS_MAX: Final = 1000  # of CSV
 _HEADER_BYTES_MAX: Final = 1 << 16
-TURN_STEPS: Final = 4096  # of decompression, 64 MiB; very many members may be empty
+TURN_STEPS: Final = 4096  # decompression steps in one turn, 64 MiB; limits very many empty members
 
 
 class InputForm(NamedTuple):
-    """
-    How records lie in the inputs, as far as it is known beforehand.
+    """The configured format of the inputs."""
 
-    Attributes:
-        format: `auto` = each input tells by its first bytes.
-        csv_delimiter: Empty = the header tells.
-        columns: The names, folded to one case, by which the header of CSV is known.
-        is_scanned: Whether lines are scanned natively as they are read, if that is possible.
-    """
-
-    format: Format | Literal["auto"] = "ndjson"
-    csv_delimiter: str = ""
-    columns: frozenset[str] = WIRE_COLUMNS
-    is_scanned: bool = False
+    format: Format | Literal["auto"] = "ndjson"  # auto: detected from the first bytes of each input
+    csv_delimiter: str = ""  # empty: detected from the header
+    columns: frozenset[str] = WIRE_COLUMNS  # known columns in lower case, by which a CSV header is recognised
+    is_scanned: bool = False  # whether lines are scanned natively as they are read
 
     def framing_of(self, head: bytes, *, is_whole: bool) -> Framing | None:
-        """Return the framing of an input, by its first bytes; None while there are too few of them."""
+        """Return the framing of an input by its first bytes; None if there are too few of them."""
         form: Format | None = None if self.format == "auto" else self.format
         match form or sniff(head, is_whole=is_whole, delimiter=self.csv_delimiter, columns=self.columns):
             case "ndjson":
@@ -77,7 +74,7 @@ NDJSON: Final = InputForm()
 
 
 def input_form(settings: Settings) -> InputForm:
-    """Take from the settings what is known of the inputs; a header may also name what `records.mapping` reads."""
+    """Return the configured input format; its columns include those that `records.mapping` reads."""
     paths = (path for source in settings.records.field_sources.values() for path in source.paths)
     columns = WIRE_COLUMNS.union(path.casefold() for path in paths)
     return InputForm(
@@ -91,19 +88,19 @@ def input_form(settings: Settings) -> InputForm:
 Likeness = Literal["same", "shorter", "other"]
 
 
-def likeness(content: Content, known: Stream) -> Likeness:
+def compare(content: Content, known: Stream) -> Likeness:
     """
-    Compare what a file holds with what is known of a stream.
+    Compare a file with a stream.
 
-    Device and inode are reused, files are truncated in place, copied and compressed; so the bytes have to agree: the
-    head that was seen, and the last bytes before the checkpoint.
+    Inodes are reused, and files are truncated in place, copied and compressed, so the bytes are compared: the known
+    head, and the last bytes before the checkpoint.
 
     Returns:
-        `shorter` = the head agrees, and the checkpoint lies behind the end, as in a copy that is being made.
+        `shorter` if the head matches but the file ends before the checkpoint, as does a copy in progress.
     """
     if not begins_alike(content, known):
         return "other"
-    checkpoint, length, marker_digest = known.marker  # which the event loop may replace meanwhile
+    checkpoint, length, marker_digest = known.marker  # read once, because the event loop may replace it
     marker = content.pread(length, checkpoint - length)
     read_end = max(checkpoint, known.read_offset)
     if read_end and not content.pread(1, read_end - 1):
@@ -112,7 +109,7 @@ def likeness(content: Content, known: Stream) -> Likeness:
 
 
 def first_bytes(content: Content, length: int) -> bytes:
-    """Read the first bytes; none if an archive has them behind very many members in which there is nothing."""
+    """Read the first bytes; return b"" if an archive has very many empty members before them."""
     left, content.steps_left = content.steps_left, TURN_STEPS
     try:
         return content.pread(length, 0)
@@ -123,27 +120,34 @@ def first_bytes(content: Content, length: int) -> bytes:
 
 
 def begins_alike(content: Content, known: Stream) -> bool:
-    """Return whether a file begins as a stream does, as far as that was seen; it may still be another one."""
+    """Return whether a file begins with the head of a stream; it may still be a different one."""
     head = content.pread(known.head.length, 0)
     return len(head) == known.head.length and (not head or digest(head) == known.head.digest)
+
+
+class _NulRun(NamedTuple):
+    """NULs found after the data read at an offset; if `is_complete`, they extend to the end of the file."""
+
+    offset: int
+    start: int
+    end: int
+    is_complete: bool
 
 
 class StreamReader:
     """
     Reads one stream forward from its checkpoint. All calls block.
 
-    NULs that reach the end of a file are no content: its writer has reserved the room and fills it later. NULs in
-    front of data are a hole, which is read over.
+    NULs at the end of a file are not content: its writer has reserved the space and fills it later. NULs before data
+    are a hole, which is skipped.
 
     Args:
-        content: Owned and closed by the reader.
-        path: Where the input is; for people.
-        form: How its records lie in it.
-        framing: What `form` said of its first bytes, if it was asked already.
-        max_record_bytes: The longest line that has to be read as a whole; of a longer one only the end is looked for.
+        content: Closed with the reader.
+        framing: The framing according to `form`, if already known.
+        max_record_bytes: Maximum length of a line that is read; for a longer line only its end is searched.
 
     Attributes:
-        is_unfinished: The last read has ended with its turn; there may be more.
+        is_unfinished: The turn ended before the last read was done; there may be more.
     """
 
     def __init__(
@@ -158,16 +162,14 @@ class StreamReader:
     ) -> None:
         self.content = content
         self._form = form
-        self._is_framed = framing is not None
-        if framing is not None:
-            stream.framing = framing
+        self._framing = framing
+        self._is_framed = False
         self._max_record_bytes = max_record_bytes
         self._max_line_bytes = max_record_bytes + 1
-        self._reserved_from: int | None = None  # where NULs begin that reach the end, as of the last read
-        self._nuls = (-1, 0, 0)  # the read that found them, and where there was nothing else
-        self._data_at = 0  # where there is something else
-        self._scanned = 0  # how far a line that is too long has been searched for its end
-        self._searched = (-1, 0, 0)  # as `_nuls`, of a search whose turn has ended before it
+        self._reserved_from: int | None = None  # start of the trailing NULs, as of the last read
+        self._nul_run = _NulRun(-1, 0, 0, is_complete=True)
+        self._data_seen_at = 0  # an offset of data after NULs
+        self._scanned = 0  # how far an overlong line was searched for its end
         self._turn_bytes = math.inf
         self._length = READ_BYTES
         self.is_unfinished = False
@@ -183,14 +185,14 @@ class StreamReader:
         self.content.close()
 
     def _last_bytes_seen(self) -> bytes:
-        """Read what stands before the offset, or before the place up to which the end of a line was looked for."""
+        """Read the bytes before the offset, or before the place where the search for the end of a line stopped."""
         end = max(self.offset, self._scanned)
         length = min(MARKER_BYTES, end)
         return self.content.pread(length, end - length)
 
     def is_intact(self) -> bool:
-        """Return whether what was read is still there; if not, the file was truncated, and may have grown again."""
-        if self.content.compression:
+        """Return whether the bytes read are unchanged; if not, the file was truncated, and may have grown again."""
+        if isinstance(self.content, Archive):
             return self.content.is_intact()
         if self.content.size() < max(self.offset, self._scanned):
             return False
@@ -198,28 +200,23 @@ class StreamReader:
         return self._last_bytes_seen() == self._tail and (not head or digest(head) == self.stream.head.digest)
 
     def note_size(self, status: os.stat_result, wall_time: float) -> None:
-        """Remember how much there is to read at that moment; of an archive, nobody knows."""
+        """Record the current size, which is unknown for an archive."""
         if not self.content.compression:
             self.stream.size = status.st_size
             self.stream.note_end(status.st_size, wall_time)
 
     def note_end(self, status: os.stat_result, wall_time: float) -> None:
-        """Remember that the end was reached, and what the file looked like before; a torn line is no record yet."""
+        """Record that the end was reached, with the file's status before the read; a torn line may remain."""
         end = self.content.size() if self._reserved_from is None else self._reserved_from
         is_whole = self.offset >= end and self.content.is_ended()
-        if is_whole or not self.content.compression:  # behind what an archive has given so far there may be more
+        if is_whole or not self.content.compression:  # an incomplete archive may contain more
             self.stream.size = self.offset
             self.stream.note_end(self.offset, wall_time)
         if is_whole:
             self.stream.ended_size, self.stream.ended_ns = status.st_size, status.st_mtime_ns
 
     def skip_to_end(self) -> bytes:
-        """
-        Go to behind the last whole line, and take that for the checkpoint.
-
-        Returns:
-            The last bytes before it.
-        """
+        """Set the checkpoint to the end of the last complete line, and return the last bytes before it."""
         end = self.content.size()
         while data := self.content.pread(READ_BYTES, end):
             step()
@@ -244,24 +241,24 @@ class StreamReader:
         self, *, is_final: bool, is_quiet: bool = False, turn_steps: float = math.inf, length: int = READ_BYTES
     ) -> Chunk | None:
         """
-        Read the next whole lines.
+        Read the next complete records.
 
-        The bytes of a torn last line are read again next time: so there is no state to carry, and the offset is
-        always the start of a line.
+        A torn last line is read again next time, so no partial data is kept, and the offset is always the start of a
+        line.
 
         Args:
-            is_final: Nothing will be appended any more, so that the end of the input ends the last line; but not that
-                of an archive that is cut short.
-            is_quiet: Nothing was appended to an archive for long. The end of a member may be that of a flush, in the
-                middle of a line; so it ends the last line only if that is a whole object.
-            turn_steps: Take so many steps of decompression at most, and search no more than a few MiB; if there is no
-                chunk then, see `is_unfinished`. Infinite = go on until there is one.
+            is_final: Nothing will be appended, so the end of the input ends the last line, unless it is a truncated
+                archive.
+            is_quiet: Nothing was appended to an archive for a while. A member may end with a flush within a line, so
+                its end ends the last line only if that is a complete object.
+            turn_steps: Maximum decompression steps; also limits a search to a few MiB. If this returns no chunk, check
+                `is_unfinished`. Infinite = continue until there is a chunk.
             length: Bytes to read, at most 1 MiB.
         Returns:
-            At most `length`, or one line that is longer; None if there is no whole line yet.
+            At most `length` bytes, or one longer line; None if there is no complete line yet.
         Raises:
-            SourceError: The input has another format, a record that is no line is too long, or an archive is broken or
-                ends too early.
+            SourceError: The input has another format, a record other than a line is too long, or an archive is broken
+                or truncated.
         """
         self.is_unfinished = False
         self._turn_bytes = TURN_BYTES if turn_steps < math.inf else math.inf
@@ -281,56 +278,55 @@ class StreamReader:
             self.content.pread(1, self.content.size())  # raises if it is broken there
             if is_final or is_quiet:
                 raise SourceError(
-                    f"{self.path}: the {self.content.compression} archive is cut short; its whole records up to there "
-                    "are read. Put the whole file in its place and start again"
+                    f"{self.path}: the {self.content.compression} archive is truncated; the complete records in it "
+                    "were read. Replace it with the complete file and start again"
                 )
         return chunk
 
     def _ends_with_object(self) -> bool:
         if self._scanned:
-            return False  # it is longer than that; and an archive would be read from its beginning again
+            return False  # too long; reading it again would decompress from the beginning
         data = self.content.pread(READ_BYTES, self.offset)
         is_end = len(data) < READ_BYTES and self.content.is_ended()
         return is_end and is_object(data[data.rfind(b"\n") + 1 :])
 
     def _pread(self, length: int, offset: int) -> bytes:
-        """Read, but none of the NULs that reach the end of a file."""
+        """Read, but without NULs at the end of a file."""
         data = self.content.pread(length, offset)
         self._reserved_from = None
         if data.endswith(b"\0") and self.stream.kind == "file" and not self.content.compression:
-            nuls_from = offset + len(data.rstrip(b"\0"))
-            if not self._has_data_behind(offset, nuls_from, offset + len(data)):
-                self._reserved_from = nuls_from
-                return data[: nuls_from - offset]
+            nuls_start = offset + len(data.rstrip(b"\0"))
+            if not self._has_data_after(offset, nuls_start, offset + len(data)):
+                self._reserved_from = nuls_start
+                return data[: nuls_start - offset]
         return data
 
-    def _has_data_behind(self, offset: int, nuls_from: int, nuls_end: int) -> bool:
+    def _has_data_after(self, offset: int, nuls_start: int, nuls_end: int) -> bool:
         """
         Return whether anything but NULs follows.
 
-        A file may end with gigabytes of them. While it is filled in order, those behind are not looked at again; they
-        are if a read gives the same as the one before, as then something else may have been written.
+        A file may end with gigabytes of NULs. They are searched once while the file is filled in order. A read with the
+        same result as the previous one searches them again, as data may have been written after them.
         """
-        if nuls_end <= self._data_at:
+        if nuls_end <= self._data_seen_at:
             return True
-        seen_offset, seen_from, seen_end = self._nuls
+        previous = self._nul_run
+        is_same_read = (offset, nuls_start) == (previous.offset, previous.start)
         at = nuls_end
-        if seen_from <= nuls_from <= seen_end and (offset, nuls_from) != (seen_offset, seen_from):
-            at = max(at, seen_end)
-        if (offset, nuls_from) == self._searched[:2]:
-            at = max(at, self._searched[2])
-        while data := self.content.pread(READ_BYTES, at := data_from(self.content.descriptor, at)):
+        if previous.start <= nuls_start <= previous.end and not (is_same_read and previous.is_complete):
+            at = max(at, previous.end)
+        while data := self.content.pread(READ_BYTES, at := seek_data(self.content.descriptor, at)):
             nuls = len(data) - len(data.lstrip(b"\0"))
             at += nuls
             if nuls < len(data):
-                self._data_at = at
+                self._data_seen_at = at
                 return True
-            self._searched = offset, nuls_from, at
-            self._note_searched(len(data))
-        self._nuls, self._searched = (offset, nuls_from, at), (-1, 0, 0)
+            self._nul_run = _NulRun(offset, nuls_start, at, is_complete=False)
+            self._count_searched(len(data))
+        self._nul_run = _NulRun(offset, nuls_start, at, is_complete=True)
         return False
 
-    def _note_searched(self, length: int) -> None:
+    def _count_searched(self, length: int) -> None:
         step()
         self._turn_bytes -= length
         if self._turn_bytes <= 0:
@@ -341,7 +337,6 @@ class StreamReader:
             self._is_framed = self._find_framing(is_final=is_final)
             if not self._is_framed:
                 return None
-        self._refuse_header()
         if self.stream.framing is not LINES:
             return self._read_framed(is_final=is_final)
         if self._scanned:
@@ -352,7 +347,7 @@ class StreamReader:
             data = self._pread(length, self.offset)
         end = data.rfind(b"\n") + 1
         if end == 0 and len(data) == length and data.startswith(b"\0"):
-            end = length - len(data.lstrip(b"\0"))  # a hole: no line, and no part of the line behind it
+            end = length - len(data.lstrip(b"\0"))  # a hole is neither a line nor part of the next one
         if end == 0 and len(data) == length < self._max_line_bytes:
             data = self._pread(self._max_line_bytes, self.offset)
             end = data.find(b"\n") + 1
@@ -365,8 +360,8 @@ class StreamReader:
         return self._advance(data if end == len(data) else data[:end], self.offset + end)
 
     def _skip_hole(self) -> bool:
-        """Go to the end of a hole, which is as long as a log was that another program has truncated."""
-        end = self.offset if self.content.compression else data_from(self.content.descriptor, self.offset)
+        """Skip a hole, which is as long as the log was before another program truncated it."""
+        end = self.offset if self.content.compression else seek_data(self.content.descriptor, self.offset)
         if end <= self.offset:
             return False
         self.offset = self.stream.read_offset = end
@@ -374,39 +369,37 @@ class StreamReader:
         return True
 
     def _find_framing(self, *, is_final: bool) -> bool:
-        """Look at the head of the input; False as long as that does not tell how records lie in it."""
-        head = self._pread(READ_BYTES, 0)
-        if not head or (begins_like_archive(head) and not is_final):
-            return False
-        if not self.content.compression and compression_of(head):  # it was too short to tell when it was opened
-            self.content = open_content(self.content.descriptor, self.path, self.content.wide_window)
+        """Detect the framing by the first bytes; return False if there are too few of them."""
+        framing = self._framing
+        if framing is None:
             head = self._pread(READ_BYTES, 0)
-        framing = self._form.framing_of(head, is_whole=is_final or len(head) == READ_BYTES)
+            if not head or (is_partial_magic(head) and not is_final):
+                return False
+            if not self.content.compression and compression_of(head):  # the file was too short when it was opened
+                self.content = open_content(self.content.descriptor, self.path)
+                head = self._pread(READ_BYTES, 0)
+            framing = self._form.framing_of(head, is_whole=is_final or len(head) == READ_BYTES)
         if framing is None:
             return False
+        if isinstance(framing, CsvRows) and self.stream.kind == "file":  # input from a pipe could not be corrected
+            self._check_header(framing)
         self.stream.framing = framing
         return True
 
-    def _refuse_header(self) -> None:
-        """
-        Refuse a file whose header takes much memory as long as it is known, or names a column twice.
-
-        What came through a pipe is kept; nobody could mend it.
-        """
-        framing = self.stream.framing
-        if not isinstance(framing, CsvRows) or self.stream.kind != "file":
-            return
-        columns, length = len(framing.names), len(framing.header)
+    def _check_header(self, rows: CsvRows) -> None:
+        """Raise for a header that is too large to keep in memory, or that repeats a column."""
+        columns, length = len(rows.names), len(rows.header)
         if columns > _COLUMNS_MAX or length > _HEADER_BYTES_MAX:
-            self.stream.framing, self._is_framed = LINES, False  # so that it is not kept
             raise SourceError(
                 f"{self.path}: the header has {columns:,} columns in {length:,} bytes; there may be {_COLUMNS_MAX:,} "
-                f"in {_HEADER_BYTES_MAX:,}. Is input.format right? If so, leave columns out that are not needed"
+                f"in {_HEADER_BYTES_MAX:,}. Is input.format right? If so, remove columns that are not needed"
             )
-        if framing.repeated:
-            first, second = framing.repeated
-            name = framing.names[first - 1]
-            shown = f" ({name})" if name.casefold() in self._form.columns else ""  # others may be values
+        if rows.repeated:
+            first, second = rows.repeated
+            name = rows.names[first - 1]
+            shown = (
+                f" ({name})" if name.casefold() in self._form.columns else ""
+            )  # other names may be values of records
             raise SourceError(
                 f"{self.path}: the columns {first} and {second} of the header have the same name{shown}; "
                 "rename or remove one of them"
@@ -425,11 +418,11 @@ class StreamReader:
                 return None
         raise SourceError(
             f"{self.path}: no record of the format {self.stream.framing.format} ends within input.max_record_bytes, "
-            f"which is {self._max_record_bytes}, from byte {self.offset} on; is input.format right?"
+            f"which is {self._max_record_bytes}, from byte {self.offset} on; is input.format correct?"
         )
 
     def _skip_long_line(self, *, is_final: bool) -> Chunk | None:
-        """Find the end of a line that is longer than a read, a block at a time; its bytes are not kept."""
+        """Search block by block for the end of an overlong line; its bytes are not kept."""
         at = max(self._scanned, self.offset)
         while data := self._pread(READ_BYTES, at):
             newline = data.find(b"\n")
@@ -437,7 +430,7 @@ class StreamReader:
                 return self._advance(b"", at + newline + 1)
             at = self._scanned = at + len(data)
             self._tail = self._last_bytes_seen()
-            self._note_searched(len(data))
+            self._count_searched(len(data))
         if is_final and self.content.is_ended():
             return self._advance(b"", at)
         self._scanned = at
@@ -462,8 +455,37 @@ class StreamReader:
         return chunk
 
     def note_head(self) -> None:
-        """Remember how it begins, as far as it was read or ends with a line: a copy may be made before it is read."""
+        """Record the first bytes that were read or are complete lines: a file may be copied before it is read."""
         if self.stream.head.length < HEAD_BYTES:
-            head = first_bytes(self.content, HEAD_BYTES).rstrip(b"\0")  # which may still be written over
+            head = first_bytes(self.content, HEAD_BYTES).rstrip(b"\0")  # which may still be overwritten
             end = len(head) if len(head) == HEAD_BYTES else max(self.offset, head.rfind(b"\n") + 1)
             self.stream.head = Head(min(len(head), end), digest(head[:end]))
+
+
+T = TypeVar("T")
+
+_LIMIT_S: Final = 5.0
+
+
+class Turns:
+    """Makes one call at a time in a thread; a cancelled call is abandoned, as a read may never return."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    async def call(self, function: Callable[..., T], *arguments: object) -> T:
+        """Call a function in a thread."""
+        return await run_sync(self._call, function, arguments, abandon_on_cancel=True)
+
+    def _call(self, function: Callable[..., T], arguments: tuple[object, ...]) -> T:
+        with self._lock:
+            return function(*arguments)
+
+    def end(self) -> bool:
+        """
+        Wait up to 5 s for an abandoned call. Blocks.
+
+        Returns:
+            Whether the call has ended; if not, the objects it uses must not be touched.
+        """
+        return self._lock.acquire(timeout=_LIMIT_S)

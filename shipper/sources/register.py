@@ -1,43 +1,43 @@
-"""What sources save about inputs besides checkpoints."""
+"""What sources save about streams besides checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final, Protocol
 
 import structlog
 
 from shipper.model.errors import StateError
 from shipper.model.records import Stream
-from shipper.sources.identity import StreamBook
+from shipper.sources.identity import StreamIndex
 
 log = structlog.get_logger("sources")
 
-_GONE_KEPT: Final = 10_000
-_FORGOTTEN_TOGETHER: Final = 1_000
+_LOST_MAX: Final = 10_000
+_FORGOTTEN_MIN: Final = 1_000
 
 
 class StreamRegister(Protocol):
     """The part of the state store that is about streams."""
 
     def started_patterns(self) -> dict[str, float]:
-        """Return which patterns were used before, and when each was first, seconds since the epoch."""
+        """Return the patterns used before, with the time of first use, seconds since the epoch."""
 
     def begin(self, streams: Iterable[tuple[Stream, bytes]], patterns: Iterable[str], now_s: float) -> None:
-        """Save streams that do not begin at their beginning, with the last bytes before, and patterns as used."""
+        """Save streams that do not start at 0, with the last bytes before their checkpoints, and used patterns."""
 
     def note(self, streams: Iterable[Stream], now_s: float) -> None:
-        """Save where streams are and how much they hold, but not how far they are settled."""
+        """Save the identity and size of streams, but not their checkpoints."""
 
     def note_unreachable(self, streams: Iterable[Stream], now_s: float) -> list[tuple[Stream, int]]:
-        """Save which inputs are gone with something unread; gives back the new ones with the bytes of each."""
+        """Save inputs that are gone with unread data; return the new ones with their unread bytes."""
 
     def forget(self, stream_ids: Iterable[int]) -> None:
-        """Drop streams for good."""
+        """Delete streams."""
 
 
-def tell_unreachable(register: StreamRegister, lost: Iterable[Stream], now_s: float) -> int:
-    """Report once what is known to have been in inputs that cannot be found any more, and tell how many bytes."""
+def report_unreachable(register: StreamRegister, lost: Iterable[Stream], now_s: float) -> int:
+    """Log each lost input with unread data once; return the number of newly reported bytes."""
     unread = [stream for stream in lost if stream.size > max(stream.checkpoint, stream.read_offset)]
     noted = register.note_unreachable(unread, now_s) if unread else []
     for stream, count in noted:
@@ -47,25 +47,26 @@ def tell_unreachable(register: StreamRegister, lost: Iterable[Stream], now_s: fl
     return sum(count for _, count in noted)
 
 
-def note_gone(register: StreamRegister, lost: Iterable[Stream], now_s: float) -> None:
-    """Save which inputs were looked for and are nowhere: as nothing more can come of them, nobody waits for them."""
+def mark_gone(register: StreamRegister, lost: Iterable[Stream], now_s: float) -> None:
+    """Save that inputs were not found again, so that nothing keeps waiting for them."""
     gone = [stream for stream in lost if not stream.is_gone]
     for stream in gone:
         stream.is_gone = True
     try:
         if gone:
             register.note(gone, now_s)
-    except StateError:  # the disk is full: it is told at the next look
+    except StateError:  # the disk is full; the next scan saves it
         for stream in gone:
             stream.is_gone = False
         raise
 
 
-def forget_oldest(register: StreamRegister, book: StreamBook, lost: Sequence[Stream]) -> None:
-    """Keep so many streams of files that are gone, as one may be found again; forget the oldest beyond that."""
-    settled = [stream for stream in lost if stream.is_settled]
-    if len(settled) >= _GONE_KEPT + _FORGOTTEN_TOGETHER:
-        forgotten = settled[:-_GONE_KEPT]
-        register.forget([stream.stream_id for stream in forgotten])
-        book.forget(forgotten)
-        log.info("sources_forgotten", count=len(forgotten))
+def forget_oldest_lost(register: StreamRegister, index: StreamIndex) -> None:
+    """Forget the oldest of too many lost streams; the others are kept, as their files may be found again."""
+    settled = [stream for stream in index.lost() if stream.is_settled]
+    if len(settled) >= _LOST_MAX + _FORGOTTEN_MIN:
+        oldest = settled[:-_LOST_MAX]
+        register.forget([stream.stream_id for stream in oldest])
+        for stream in oldest:
+            index.drop(stream)
+        log.info("sources_forgotten", count=len(oldest))

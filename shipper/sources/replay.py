@@ -1,8 +1,8 @@
 """
-Send dead letters once more: a source like any other, whose streams are the letters one after the other.
+Sends dead letters again: a source whose streams are the concatenated letters.
 
-A replay saves no checkpoint: its offset tells which letters are settled. The store deletes those, or updates their
-reason, in the transaction that counts them. So after a crash, the letters that are left are what is left to do.
+A replay saves no checkpoint. The store deletes settled letters, or updates their reason, in the transaction that counts
+them, so after a crash the remaining letters are those still to send.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from shipper.model.framing import LINES, csv_rows
 from shipper.model.records import Backlog, Checkpoint, Chunk, ReplayStream
 
 _CHUNK_BYTES: Final = 1 << 20
-# Not 0: three bytes at the start of a stream may be a byte-order mark, which is no part of a record.
+# Not 0: a byte-order mark at the start of a stream is not part of a record.
 _START_OFFSET: Final = 1
 
 
 class Letters(Protocol):
-    """Dead letters that can be read; closed when all are sent."""
+    """Readable dead letters."""
 
     def content(self, letter_id: int) -> tuple[bytes, bytes] | None:
-        """Read the header and the bytes of a letter; None if it is gone."""
+        """Return the header and the bytes of a letter; None if it no longer exists."""
 
     def close(self) -> None: ...
 
@@ -36,13 +36,12 @@ class Replay:
     Ships dead letters.
 
     Args:
-        letters: Of a connection that nobody else uses; closed when all are sent.
-        letter_ids: Which to send, in this order, all with their bytes; those that are gone by their turn are left out.
-        next_stream_id: Gives an id that was never given.
-        csv_delimiter: Between the values of rows of CSV; empty = their header tells.
+        letters: With its own connection; closed when all are sent.
+        letter_ids: The letters to send, in order, all with their content. Letters deleted since are skipped.
+        csv_delimiter: Delimiter of CSV; empty = detect it from the header.
 
     Attributes:
-        streams: Those that were begun.
+        streams: The streams begun so far.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Replay:
         self.is_exhausted = False
 
     def backlog(self) -> Backlog:
-        """Letters have no size to tell; how many are left is known from the counts."""
+        """Return an empty backlog: the size of letters is unknown, and their number is counted elsewhere."""
         return Backlog()
 
     def __repr__(self) -> str:
@@ -73,10 +72,10 @@ class Replay:
         self.is_exhausted = True
 
     async def after_save(self, saved: Sequence[Checkpoint]) -> None:
-        """Keep no checkpoint: the store has deleted the letters."""
+        """Do nothing: the store has deleted the letters."""
 
     def chunks(self) -> Iterator[Chunk]:
-        """Cut the letters into chunks of about 1 MiB; blocks."""
+        """Yield chunks of about 1 MiB. Blocks."""
         for header, group in groupby(self._contents(), key=lambda content: content[0]):
             stream = ReplayStream(
                 stream_id=self._next_stream_id(),
@@ -91,8 +90,8 @@ class Replay:
             lines: list[bytes] = []
             size = 0
             for _, letter_id, raw in group:
-                # To JSON a carriage return is what a newline is: white space, or a fault within a string.
-                # A row of CSV stands alone, as a quote in it could take in the next.
+                # In JSON a carriage return is equivalent to a newline: whitespace, or an error within a string.
+                # Each row of CSV is a chunk, as a quote in it could otherwise extend into the next row.
                 line = (raw if header else raw.replace(b"\n", b"\r")) + b"\n"
                 stream.letter_ids.append(letter_id)
                 stream.starts.append(stream.read_offset + size)
@@ -105,7 +104,7 @@ class Replay:
                 yield _chunk(stream, b"".join(lines))
 
     def _contents(self) -> Iterator[tuple[bytes, int, bytes]]:
-        """Yield header, id and record of each letter that is still there."""
+        """Yield header, id and record of each letter that still exists."""
         for letter_id in self._letter_ids:
             if (content := self._letters.content(letter_id)) is not None:
                 header, raw = content

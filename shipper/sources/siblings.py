@@ -1,7 +1,7 @@
 """
-Files beside those that the patterns name: generations that were rotated between two looks, and unknown files.
+Finds siblings of the files that patterns match: generations rotated between two scans, and unknown files.
 
-Rotation names a file after the one that it was: `app.log.1`, `app.log-20261101.gz`.
+Rotation appends to the name of a file: `app.log.1`, `app.log-20261101.gz`.
 """
 
 from __future__ import annotations
@@ -9,142 +9,132 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from shipper.sources.discovery import Found, Patterns
+from shipper.sources.discovery import FoundFile, Patterns
 from shipper.system.work import step
 
-_CLOCK_STEP_S: Final = 2.0  # so coarsely a file system may tell the time
+_CLOCK_STEP_S: Final = 2.0  # the coarsest modification time of a file system
 _SEPARATOR: Final = re.compile(r"[.-]")
-# Numbers, dates and times in the ways in which rotators write them, and how the file was compressed since.
+# Numbers, dates and times in the formats of log rotators, and the suffixes of compressed files.
 _NUMBER: Final = r"[.-]\d+(?:[-_.:T]\d+)*"
 _COMPRESSED: Final = r"(?:\.(?:gz|zst|bz2|xz))?"
 _SUFFIX: Final = re.compile(f"(?:{_NUMBER})?{_COMPRESSED}")
 _LAST: Final = re.compile(f"{_NUMBER}(?P<extension>\\.[A-Za-z]\\w*)??{_COMPRESSED}")
 
 
-class Beside(NamedTuple):
-    """
-    A file that no pattern names, and that was written to since a name that it begins with is followed.
-
-    Attributes:
-        found: With the pattern that names the other one.
-        is_generation: Its name is what rotation makes of the other one: it holds records of the same application.
-    """
-
-    found: Found
-    is_generation: bool
-
-
 class Siblings:
     """
-    Looks for `NAME.*` and `NAME-*` beside what patterns name; into a folder only if that has changed.
+    Finds `NAME.*` and `NAME-*` beside matched files; lists a folder only if it has changed.
 
-    A file that is begun and rotated away between two looks, or while shipper is stopped, is never seen as `NAME`.
+    A file created and rotated between two scans, or while shipper is stopped, is never seen as `NAME`.
     """
 
     def __init__(self, patterns: Patterns) -> None:
         self._patterns = patterns
         self._folders = {os.path.dirname(pattern) for pattern in patterns.include}
-        self._names: set[str] = set()
+        self._matched: set[str] = set()
+        # By folder: its modification time, and path, pattern and is_generation of each sibling.
         self._listed: dict[str, tuple[int, list[tuple[str, str, bool]]]] = {}
 
-    def find(self, named: Iterable[str], since: Mapping[str, float], now_s: float) -> list[Beside]:
+    def find(
+        self, matched: Iterable[str], since: Mapping[str, float], now_s: float
+    ) -> tuple[list[FoundFile], list[FoundFile]]:
         """
-        Look for files beside.
+        Find siblings written since their pattern was first used, with the pattern of the original name.
 
         Args:
-            named: What the patterns name now, or named before.
-            since: When each of the patterns was first used, seconds since the epoch; others are left out.
+            matched: The names that the patterns match now, or matched before.
+            since: When each pattern was first used, seconds since the epoch; other patterns are skipped.
             now_s: The time, seconds since the epoch.
+        Returns:
+            Generations, which contain records of the same application; and unknown files.
         """
-        fresh = set(named) - self._names
-        self._names |= fresh
-        self._folders.update(map(os.path.dirname, fresh))
-        return [beside for folder in sorted(self._folders) for beside in self._in(folder, since, now_s)]
-
-    def _in(self, folder: str, since: Mapping[str, float], now_s: float) -> Iterator[Beside]:
-        for path, pattern, is_generation in self._list(folder, now_s):
-            step()
-            with suppress(OSError):
-                status = os.lstat(path)
-                is_to_see = stat.S_ISREG(status.st_mode) and status.st_size > 0 and pattern in since
-                # A beginning that is still to come was told by a clock that was put back: it leaves nothing out.
-                is_younger = is_to_see and not status.st_mtime <= since[pattern] - _CLOCK_STEP_S <= now_s
-                if is_younger:
-                    yield Beside(Found(path, (status.st_dev, status.st_ino), status, pattern), is_generation)
+        new = set(matched) - self._matched
+        self._matched |= new
+        self._folders.update(map(os.path.dirname, new))
+        generations: list[FoundFile] = []
+        unknown: list[FoundFile] = []
+        for folder in sorted(self._folders):
+            for path, pattern, is_generation in self._list(folder, now_s):
+                step()
+                if pattern in since and (status := _status_if_written(path, since[pattern], now_s)):
+                    (generations if is_generation else unknown).append(FoundFile(path, status, pattern))
+        return generations, unknown
 
     def _list(self, folder: str, now_s: float) -> list[tuple[str, str, bool]]:
-        """List path, pattern and whether it is a generation, of what is beside; as before if nothing has changed."""
         try:
             changed_ns = os.stat(folder or ".").st_mtime_ns
-            before = self._listed.get(folder)
-            if before is not None and before[0] == changed_ns:
-                return before[1]
-            listed = [each for name in os.listdir(folder or ".") if (each := self._beside(folder, name))]
+            previous = self._listed.get(folder)
+            if previous is not None and previous[0] == changed_ns:
+                return previous[1]
+            siblings = [sibling for name in os.listdir(folder or ".") if (sibling := self._sibling(folder, name))]
         except (OSError, ValueError):
             return []
-        # What was changed just now may change again within the same step of its clock.
-        self._listed[folder] = (changed_ns if now_s - changed_ns / 1e9 > _CLOCK_STEP_S else -1, listed)
-        return listed
+        # A folder that changed just now may change again without a new modification time.
+        self._listed[folder] = (changed_ns if now_s - changed_ns / 1e9 > _CLOCK_STEP_S else -1, siblings)
+        return siblings
 
-    def _beside(self, folder: str, name: str) -> tuple[str, str, bool] | None:
+    def _sibling(self, folder: str, name: str) -> tuple[str, str, bool] | None:
         step()
         path = os.path.join(folder, name)
-        if path in self._names or self._patterns.naming(path) or self._patterns.is_left_out(path):
+        if path in self._matched or self._patterns.matching(path) or self._patterns.is_excluded(path):
             return None
-        sibling = sibling_of(name, lambda original: bool(self._patterns.naming(os.path.join(folder, original))))
+        sibling = sibling_of(name, lambda original: bool(self._patterns.matching(os.path.join(folder, original))))
         if sibling is None:
             return None
-        return path, self._patterns.naming(os.path.join(folder, sibling.name)) or "", sibling.is_generation
+        return path, self._patterns.matching(os.path.join(folder, sibling.name)) or "", sibling.is_generation
+
+
+def _status_if_written(path: str, since_s: float, now_s: float) -> os.stat_result | None:
+    """Return the status of a nonempty regular file written since then; otherwise None."""
+    with suppress(OSError):
+        status = os.lstat(path)
+        # If `since_s` is in the future, the clock has been set back, and no file counts as older.
+        is_older = status.st_mtime <= since_s - _CLOCK_STEP_S <= now_s
+        if stat.S_ISREG(status.st_mode) and status.st_size > 0 and not is_older:
+            return status
+    return None
 
 
 class Sibling(NamedTuple):
-    """
-    A name that begins with another one.
-
-    Attributes:
-        name: The other one.
-        is_generation: Whether it is what rotation makes of it; if not, nobody knows what it is.
-    """
+    """The original name of a sibling, and whether the sibling is a rotated generation of it."""
 
     name: str
     is_generation: bool
 
 
 def is_generation_of(name: str, original: str) -> bool:
-    """Return whether rotation gives this name to what had the original one; the number may go before its extension."""
+    """Return whether rotation may rename `original` to `name`; the number may be before the extension."""
     stem, extension = os.path.splitext(original)
-    before = _LAST.fullmatch(name, len(stem)) if name.startswith(stem) else None
-    return _is_appended(name, original) or (before is not None and before["extension"] in {None, extension})
+    match = _LAST.fullmatch(name, len(stem)) if name.startswith(stem) else None
+    return _has_suffix(name, original) or (match is not None and match["extension"] in {None, extension})
 
 
 def looks_like_generation(name: str) -> bool:
-    """Return whether this is the name of some rotated file."""
+    """Return whether a name is that of a rotated file."""
     return any(
-        _SUFFIX.fullmatch(name, each.start()) or _LAST.fullmatch(name, each.start())
-        for each in _SEPARATOR.finditer(name)
-        if each.start()
+        _SUFFIX.fullmatch(name, separator.start()) or _LAST.fullmatch(name, separator.start())
+        for separator in _SEPARATOR.finditer(name)
+        if separator.start()
     )
 
 
-def _is_appended(name: str, original: str) -> bool:
+def _has_suffix(name: str, original: str) -> bool:
     return len(name) > len(original) and name.startswith(original) and bool(_SUFFIX.fullmatch(name, len(original)))
 
 
 def sibling_of(name: str, is_original: Callable[[str], bool]) -> Sibling | None:
     """
-    Find the name that another one begins with, `NAME.*` or `NAME-*`; a generation of one goes before all else.
+    Find the original of a name of the form `NAME.*` or `NAME-*`, preferably one that it is a generation of.
 
-    A number before the extension is no evidence here: `app-2.log` may well be the file of another application.
-
-    Args:
-        is_original: Whether a name is one that is looked for.
+    A number before the extension proves nothing: `app-2.log` may be the file of another application.
     """
-    originals = [name[: each.start()] for each in _SEPARATOR.finditer(name) if is_original(name[: each.start()])]
+    prefixes = [name[: separator.start()] for separator in _SEPARATOR.finditer(name)]
+    originals = [prefix for prefix in prefixes if is_original(prefix)]
     for original in originals:
-        if _is_appended(name, original):
+        if _has_suffix(name, original):
             return Sibling(original, is_generation=True)
     return Sibling(originals[-1], is_generation=False) if originals else None

@@ -1,4 +1,4 @@
-"""Standard input: a pipe, a terminal, a socket or a file, moved into the segments of the spool."""
+"""Moves standard input (a pipe, a terminal, a socket or a file) into the segments of the spool."""
 
 from __future__ import annotations
 
@@ -11,30 +11,62 @@ from typing import Final
 import anyio
 import structlog
 
-from shipper.model.errors import StateError
-from shipper.sources.incoming import Incoming
+from shipper.model.errors import SourceError, StateError
+from shipper.model.framing import CUT_MARK, LINES, CsvRows, ElementScan, Framing
+from shipper.sources.reader import READ_BYTES, InputForm
 from shipper.sources.segments import Segments
 
 log = structlog.get_logger("sources")
 
-_MOVED_BYTES: Final = 1 << 20
+_MOVE_BYTES_MAX: Final = 1 << 20
 _PIPE_BYTES: Final = 1 << 20
+_OPEN_ROW_BYTES: Final = 8_192
+_BLANKS: Final = b" \t\r\0"
+_MARK_BYTES: Final = 64
+_SNIFFED_SHARE: Final = 64  # maximum bytes sniffed for the format, per pending byte
 
 
-class StandardInput:
+class Input:
     """
-    Reads a descriptor for the spool, of which it is an `Input`.
+    An input that fills a spool.
 
-    Args:
-        incoming: Brings what is read into a form that can be kept.
+    Attributes:
+        has_ended: Nothing is left to move.
+        is_broken: It ended with a read error.
     """
 
-    def __init__(self, descriptor: int, incoming: Incoming) -> None:
+    has_ended = False
+    is_broken = False
+
+    async def wait(self) -> None:
+        """Wait until there is data to move, or the end."""
+
+    def move(self, segments: Segments) -> None:
+        """
+        Append the available data. Called in a worker thread; must not wait for more.
+
+        Raises:
+            NoSpaceError: The disk has no space; nothing was read.
+            OSError: From `Segments.append`.
+        """
+
+    def note_stored(self) -> None:
+        """Note that all moved data is in the segments, synced to disk if so configured."""
+
+    def finish(self, segments: Segments) -> None:
+        """Stop: append what would otherwise be lost, if there is space. Called in a worker thread."""
+
+    def note_finished(self) -> None:
+        """Note that `finish` has returned or timed out."""
+
+
+class StandardInput(Input):
+    """Reads a descriptor into the spool."""
+
+    def __init__(self, descriptor: int, form: InputForm, *, max_record_bytes: int) -> None:
         self._descriptor = descriptor
-        self._incoming = incoming
+        self._framer = SpoolFramer(form, max_record_bytes=max_record_bytes)
         self._can_wait = not stat.S_ISREG(os.fstat(descriptor).st_mode)
-        self.has_ended = False
-        self.is_broken = False
         if self._can_wait:
             _widen_pipe(descriptor)
 
@@ -42,35 +74,29 @@ class StandardInput:
         if self._can_wait:
             try:
                 await anyio.wait_readable(self._descriptor)
-            except PermissionError:  # a device that cannot be waited for, such as /dev/null
+            except PermissionError:  # a device that cannot be polled, such as /dev/null
                 self._can_wait = False
 
     def move(self, segments: Segments) -> None:
-        """
-        Move what there is to read, but at most `_MOVED_BYTES`, so that a thread never hangs in a read.
-
-        Raises:
-            NoRoomError: The disk has none for the next bytes, which were not read.
-        """
         readable = select.poll()
         if self._can_wait:
             readable.register(self._descriptor, select.POLLIN)
         moved = 0
-        while moved < _MOVED_BYTES and (not self._can_wait or readable.poll(0)):
+        while moved < _MOVE_BYTES_MAX and (not self._can_wait or readable.poll(0)):  # never block in a read
             length = segments.read_bytes()
-            segments.reserve(length + self._incoming.held_bytes)
+            segments.reserve(length + self._framer.extra_bytes)
             data = self._read(length)
-            self._keep(data, segments)
-            if not data:  # the end of the input has ended its last record
+            self._append(data, segments)
+            if not data:
                 self.has_ended = True
                 return
             moved += len(data)
 
-    def _keep(self, data: bytes, segments: Segments) -> None:
-        """Append what was read; nothing ends the last record."""
-        kept = self._incoming.take(data, is_final=not data)
-        segments.header, segments.delimiter = self._incoming.header, self._incoming.delimiter
-        segments.append(kept, open_bytes=self._incoming.open_bytes)
+    def _append(self, data: bytes, segments: Segments) -> None:
+        """Append data that was read; b"" ends the last record."""
+        framed = self._framer.take(data, is_final=not data)
+        segments.header, segments.delimiter = self._framer.header, self._framer.delimiter
+        segments.append(framed, open_bytes=self._framer.open_bytes)
 
     def _read(self, length: int) -> bytes:
         try:
@@ -80,29 +106,140 @@ class StandardInput:
             self.is_broken = True
             return b""
 
-    def note_kept(self) -> None:
-        pass
-
-    def leave(self, segments: Segments) -> None:
-        """Keep what is held of a torn record, too: what was read is nowhere else."""
+    def finish(self, segments: Segments) -> None:
+        """Append the rest, including a torn record: it cannot be read again."""
         try:
-            self._keep(b"", segments)
+            self._append(b"", segments)
         except OSError as error:
-            if not segments.unwritten or segments.is_doubtful:
+            if not segments.unwritten or segments.has_sync_failed:
                 raise
-            # A disk that has broken, or a file system without a way to keep room.
+            # The disk has failed, or the file system cannot reserve space.
             raise StateError(
-                f"the last {len(segments.unwritten):,} bytes that were read from standard input are lost: the spool "
-                f"cannot be written ({error.strerror}). What came before them is in it"
+                f"the last {len(segments.unwritten):,} bytes read from standard input are lost: the spool cannot be "
+                f"written ({error.strerror}). Everything before them is in the spool"
             ) from error
-
-    def note_left(self) -> None:
-        pass
 
 
 def _widen_pipe(descriptor: int) -> None:
-    """Ask for a larger pipe: fewer turns between the producer and us. Refused or no pipe: no matter."""
+    """Enlarge a pipe, if possible, for fewer context switches."""
     import fcntl
 
     with suppress(OSError, AttributeError):
         fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+
+class SpoolFramer:
+    """
+    Frames bytes as they arrive in arbitrary pieces, so that each segment can be read on its own.
+
+    Lines and rows of CSV are unchanged, even torn ones. Complete elements of arrays become lines.
+
+    Attributes:
+        header: The CSV header that begins each segment, with a newline; empty for other formats.
+        delimiter: The delimiter of CSV.
+    """
+
+    def __init__(self, form: InputForm, *, max_record_bytes: int) -> None:
+        self._form = form
+        self._max_record_bytes = max_record_bytes
+        self._framing: Framing | None = None
+        self._pending = bytearray()  # not returned yet: too few bytes to detect the format, or part of an element
+        self._sniffed_pending = self._sniffed = 0  # pending bytes at the last sniff, and the sum of all sniffs
+        self._elements = ElementScan()
+        self._open_row = bytearray()  # already returned
+        self._open_row_searched = 0  # its length at the last search for its end
+        self._open_line_bytes = 0
+        self._is_line_cut = False
+        self.header = b""
+        self.delimiter = ""
+
+    @property
+    def extra_bytes(self) -> int:
+        """How many bytes `take` may return beyond its input: pending bytes, and a newline or a cut mark."""
+        return len(self._pending) + _MARK_BYTES
+
+    @property
+    def open_bytes(self) -> int:
+        """For CSV, how many of the last returned bytes may belong to an incomplete row."""
+        return len(self._open_row)
+
+    def take(self, data: bytes, *, is_final: bool = False) -> bytes:
+        """
+        Return the bytes to store, if any, after `data` has arrived.
+
+        Args:
+            is_final: The input has ended; return pending bytes, too.
+        Raises:
+            SourceError: An element of an array exceeds the maximum record size.
+        """
+        if self._framing is None:
+            self._pending += data
+            if not (is_final or self._is_worth_sniffing(data)):
+                return b""
+            data = bytes(self._pending)
+            self._framing = self._form.framing_of(data, is_whole=is_final or len(data) >= READ_BYTES)
+            self._sniffed_pending = len(data)
+            self._sniffed += len(data)
+            if self._framing is None:
+                return b""
+            self._pending.clear()
+            if isinstance(self._framing, CsvRows):
+                self.header, self.delimiter = self._framing.header, self._framing.delimiter
+                data = data[len(self.header) :]
+        if isinstance(self._framing, CsvRows):
+            return self._frame_rows(self._framing, data, is_final=is_final)
+        if self._framing is LINES:
+            return self._limit_line(data if self._open_line_bytes else data.lstrip(_BLANKS), is_final=is_final)
+        return self._frame_elements(data, is_final=is_final)
+
+    def _is_worth_sniffing(self, data: bytes) -> bool:
+        pending_bytes = len(self._pending)
+        if pending_bytes >= min(2 * self._sniffed_pending, READ_BYTES):
+            return True
+        # Only the end of a line or the beginning of an array can change the result; the share bounds useless attempts.
+        return (b"\n" in data or b"[" in data) and self._sniffed <= _SNIFFED_SHARE * pending_bytes
+
+    def _frame_rows(self, rows: CsvRows, data: bytes, *, is_final: bool) -> bytes:
+        data = self._limit_line(data, is_final=is_final)
+        self._open_row += data
+        # If a long row arrives in small pieces, do not search for its end after each of them.
+        if is_final or not _OPEN_ROW_BYTES < len(self._open_row) < 2 * self._open_row_searched:
+            del self._open_row[: rows.cut(bytes(self._open_row), is_final=is_final)]
+            self._open_row_searched = len(self._open_row)
+        return data
+
+    def _frame_elements(self, data: bytes, *, is_final: bool) -> bytes:
+        self._pending += data
+        frames = self._elements.frames(self._pending, is_final=is_final)
+        # In JSON a carriage return is equivalent to a newline: whitespace, or an error within a string.
+        lines = b"".join(self._pending[frame.start : frame.end].replace(b"\n", b"\r") + b"\n" for frame in frames)
+        del self._pending[: self._elements.consume()]
+        if not lines and len(self._pending) > self._max_record_bytes + READ_BYTES:
+            raise SourceError(
+                "standard input: no record of the format batch ends within "
+                f"input.max_record_bytes, which is {self._max_record_bytes}; is input.format correct?"
+            )
+        return lines
+
+    def _limit_line(self, data: bytes, *, is_final: bool) -> bytes:
+        """
+        Truncate an overlong line, and mark the cut.
+
+        One byte more than the limit is kept, so that the codec rejects it as oversized.
+        """
+        first = data.find(b"\n")
+        part = len(data) if first < 0 else first
+        left = max(0, self._max_record_bytes + 1 - self._open_line_bytes)
+        mark = b""
+        if part > left and not self._is_line_cut:
+            mark, self._is_line_cut = CUT_MARK, True
+        elif not self._is_line_cut:
+            left = part
+        self._open_line_bytes += part
+        if self._is_line_cut and (first >= 0 or is_final):
+            mark += b"%d" % self._open_line_bytes
+            self._is_line_cut = False
+        if first >= 0:
+            # Leading blanks of a line, such as a hole in a file, do not count.
+            self._open_line_bytes = len(data[data.rfind(b"\n") + 1 :].lstrip(_BLANKS))
+        return data[:left] + mark + data[part:] if mark or left < part else data

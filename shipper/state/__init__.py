@@ -1,1 +1,1 @@
-"""What is saved on disk: checkpoints, dead letters, totals, ledger."""
+"""The state on disk: checkpoints, dead letters, totals, ledger."""

@@ -1,59 +1,69 @@
 """
 Counts of accepted records, by the dimensions of the platform's report: hour, brand, affiliate and media.
 
-Counts that recur are added up in place, in the table `ledger`. Where nearly each event has a key of its own, that
-table would grow with the input and cost a random access for each event; so such counts are appended, those of a save
-as one compressed row of `ledger_parts`, and added up when they are read.
+Counts with recurring keys are added up in the table `ledger`. If nearly every event has its own key, that table would
+grow with the input and cost a random access per event; such counts are appended instead, one compressed row of
+`ledger_parts` for each save, and added up when they are read.
 
-Both are a single statement each: SQLite runs it without Python's lock, which a thread beside a busy event loop waits
-milliseconds for, each time.
+Either way, a save is a single statement, which SQLite runs without the GIL. Beside a busy event loop, a thread waits
+milliseconds for the GIL each time.
 
-An AffiliateID that is no identifier is counted under a keyed hash, see `affiliates`.
+AffiliateIDs that are not identifiers are counted under a keyed hash, see `affiliates`.
 """
 
 from __future__ import annotations
 
 import sqlite3
+import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress, repeat
 from pathlib import Path
 from sys import intern
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec import Struct
 
 from shipper.model.records import Checkpoint, LedgerKey, Tally
-from shipper.state.affiliates import CountedAs, are_identifiers
-from shipper.state.ledger_upkeep import Columns, compressed, unpacked
-from shipper.state.schema import open_for_reading
-from shipper.state.sqlite import understood
+from shipper.state.affiliates import NameAffiliate, are_identifiers
+from shipper.state.schema import reading
 from shipper.system.native import NATIVE
 
-_ADD: Final = """
+_ON_CONFLICT: Final = (
+    "ON CONFLICT DO UPDATE SET accepted = accepted + excluded.accepted, duplicates = duplicates + excluded.duplicates"
+)
+_ADD: Final = f"""
 INSERT INTO ledger (hour, brand_id, affiliate_id, media, accepted, duplicates)
 SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
     json_extract(value, '$[3]'), json_extract(value, '$[4]'), json_extract(value, '$[5]')
-FROM json_each(?) WHERE TRUE
-ON CONFLICT DO UPDATE SET accepted = accepted + excluded.accepted, duplicates = duplicates + excluded.duplicates
+FROM json_each(?) WHERE TRUE {_ON_CONFLICT}
 """
-_APPEND: Final = "INSERT INTO ledger_parts (first_hour, last_hour, data) VALUES (?, ?, ?)"
-_APPENDED_KEYS_MIN: Final = 256  # fewer are as cheap in place
-_EVENTS_PER_KEY: Final = 4  # with more than that, keys recur
+_CHANGED: Final = "renamed(affiliate_id) != affiliate_id"
+_RENAME: Final = f"""
+INSERT INTO ledger (hour, brand_id, affiliate_id, media, accepted, duplicates)
+SELECT hour, brand_id, renamed(affiliate_id), media, accepted, duplicates FROM ledger WHERE {_CHANGED} {_ON_CONFLICT}
+"""
+_EXPIRE: Final = """
+DELETE FROM ledger WHERE (hour, brand_id, affiliate_id, media) IN
+    (SELECT hour, brand_id, affiliate_id, media FROM ledger WHERE hour < ? ORDER BY hour LIMIT ?)
+"""
+_APPENDED_KEYS_MIN: Final = 256  # updating fewer in place is as cheap
+_EVENTS_PER_KEY: Final = 4  # above this, keys recur
+_EXPIRY_BATCH: Final = 1000  # small, so that saves do not wait long
+_EXPIRY_INTERVAL_S: Final = 86_400.0
 
 
 class LedgerRow(Struct, frozen=True):
     """
-    Events of one hour, brand, affiliate and media.
+    Counts of the events of one hour, brand, affiliate and media.
 
     Attributes:
         hour: Of the Timestamp, `YYYY-MM-DDThh`, UTC.
-        affiliate_id: Of the events; may be empty, or a hash of one that is no identifier.
-        media: The digits in front of the BTag's `_`: the marketing source; empty if there are none.
-        accepted: By the service, each once.
-        duplicates: Their EventId was accepted before; skipped here, or sent all the same as a dead letter.
+        affiliate_id: Empty, an identifier, or the hash of an AffiliateID that is not one.
+        media: The digits before the BTag's `_`, which identify the marketing source; empty if there are none.
+        accepted: Events accepted by the service, each counted once.
+        duplicates: Events whose EventId was accepted before; skipped, or sent nevertheless as replayed dead letters.
     """
 
     hour: str
@@ -64,65 +74,93 @@ class LedgerRow(Struct, frozen=True):
     duplicates: int
 
 
-def add(db: sqlite3.Connection, checkpoints: Iterable[Checkpoint], counted_as: CountedAs) -> None:
-    """
-    Count what some checkpoints pass, within the transaction that saves them.
+Columns = Sequence[Sequence[Any]]
+"""Hours, brands, affiliates, media, accepted, duplicates; one entry per key, and every key once."""
 
-    Args:
-        counted_as: Names the affiliates.
-    """
-    sums = summed(checkpoints, counted_as)
-    if is_sparse(sums):
-        db.execute(_APPEND, (*sums.hours(), compressed(sums.columns())))
-    elif len(sums):
-        columns = msgspec.msgpack.decode(sums.columns())
-        db.execute(_ADD, (msgspec.json.encode(list(zip(*columns, strict=True))).decode(),))
+decode_columns: Final = msgspec.msgpack.Decoder(
+    tuple[list[str], list[int], list[str], list[str], list[int], list[int]]
+).decode
+"""Reads columns in MessagePack."""
+
+
+def compress_columns(columns: bytes) -> bytes:
+    """Compress columns in MessagePack to the data of a ledger part."""
+    from isal import isal_zlib  # five times as fast as zlib; rarely needed
+
+    return isal_zlib.compress(columns, 1)
+
+
+def unpack(data: bytes) -> Columns:
+    """Decode the data of a ledger part; raise sqlite3.DatabaseError if it is damaged."""
+    try:
+        columns = decode_columns(zlib.decompress(data))
+    except (zlib.error, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise sqlite3.DatabaseError(f"a part of its ledger is damaged: {error}") from None
+    if len({len(column) for column in columns}) != 1:
+        raise sqlite3.DatabaseError("a part of its ledger is damaged: its columns differ in length")
+    return columns
+
+
+def _pack(columns: Columns) -> bytes:
+    return compress_columns(msgspec.msgpack.encode(columns))
+
+
+def _columns_of(accepted: Mapping[LedgerKey, int], repeated: Mapping[LedgerKey, int]) -> Columns:
+    keys = [*accepted, *(repeated.keys() - accepted.keys())]
+    fields = map(list, zip(*keys, strict=True)) if keys else [[]] * 4
+    return [*fields, *(list(map(counts.get, keys, repeat(0))) for counts in (accepted, repeated))]
+
+
+# Counting -------------------------------------------------------------------------------------------------------------
 
 
 class Sums(Protocol):
-    """What some checkpoints pass, added up by key."""
+    """Counts added up by key: `_Sums`, or the native extension's `Tally`."""
 
     def __len__(self) -> int: ...
 
     def total(self) -> int:
-        """Return how many events."""
+        """Return the number of events."""
 
     def hours(self) -> tuple[str, str]:
-        """Return the first and the last one."""
+        """Return the first and the last hour."""
 
     def columns(self) -> bytes:
         """Return `Columns` in MessagePack."""
 
 
-def summed(checkpoints: Iterable[Checkpoint], counted_as: CountedAs) -> Sums:
-    """Add up what checkpoints pass."""
-    passed = list(checkpoints)
-    accepted = [tally for each in passed for tally in each.ledger]
-    repeated = [tally for each in passed for tally in each.repeated]
+def add(db: sqlite3.Connection, checkpoints: Iterable[Checkpoint], name_affiliate: NameAffiliate) -> None:
+    """Add the counts of checkpoints, within the transaction that saves them."""
+    sums = sum_checkpoints(checkpoints, name_affiliate)
+    if is_sparse(sums):
+        part = (*sums.hours(), compress_columns(sums.columns()))
+        db.execute("INSERT INTO ledger_parts (first_hour, last_hour, data) VALUES (?, ?, ?)", part)
+    elif len(sums):
+        columns = msgspec.msgpack.decode(sums.columns())
+        db.execute(_ADD, (msgspec.json.encode(list(zip(*columns, strict=True))).decode(),))
+
+
+def sum_checkpoints(checkpoints: Iterable[Checkpoint], name_affiliate: NameAffiliate) -> Sums:
+    accepted: list[Tally] = []
+    repeated: list[Tally] = []
+    for checkpoint in checkpoints:
+        accepted += checkpoint.ledger
+        repeated += checkpoint.repeated
     sums: Sums | None = None if NATIVE is None else NATIVE.add_up(accepted, repeated)
-    return _Sums.of(accepted, repeated, counted_as) if sums is None else sums
+    return _Sums(accepted, repeated, name_affiliate) if sums is None else sums
 
 
 def is_sparse(sums: Sums) -> bool:
-    """Return whether the keys are many that hardly recur."""
+    """Return whether there are many keys with few events each."""
     return len(sums) >= _APPENDED_KEYS_MIN and sums.total() <= _EVENTS_PER_KEY * len(sums)
 
 
 class _Sums:
-    """Has the methods of the native part's `Tally`, with the same answers."""
-
-    def __init__(self, columns: Columns) -> None:
-        self._columns = columns
-
-    @classmethod
-    def of(cls, accepted: Iterable[Tally], repeated: Iterable[Tally], counted_as: CountedAs) -> _Sums:
-        """Add up what was accepted and what was repeated."""
-        both = added(accepted), added(repeated)
+    def __init__(self, accepted: Iterable[Tally], repeated: Iterable[Tally], name_affiliate: NameAffiliate) -> None:
+        both = sum_tallies(accepted), sum_tallies(repeated)
         if not are_identifiers({key[2] for counts in both for key in counts}):
-            both = _renamed(both[0], counted_as), _renamed(both[1], counted_as)
-        keys = [*both[0], *(both[1].keys() - both[0].keys())]
-        fields = zip(*keys, strict=True) if keys else [()] * 4
-        return cls([*fields, *(list(map(counts.get, keys, repeat(0))) for counts in both)])
+            both = _rename_keys(both[0], name_affiliate), _rename_keys(both[1], name_affiliate)
+        self._columns = _columns_of(*both)
 
     def __len__(self) -> int:
         return len(self._columns[0])
@@ -137,84 +175,150 @@ class _Sums:
         return msgspec.msgpack.encode(self._columns)
 
 
-def _renamed(counts: Counter[LedgerKey], counted_as: CountedAs) -> Counter[LedgerKey]:
-    found: Counter[LedgerKey] = Counter()
+def sum_tallies(tallies: Iterable[Tally]) -> Counter[LedgerKey]:
+    """Add up counts, and drop keys whose count is zero."""
+    total: Counter[LedgerKey] = Counter()
+    for tally in tallies:
+        _add_to(total, tally if isinstance(tally, dict) else dict(tally.items()))
+    return total if all(total.values()) else +total
+
+
+def _add_to(total: Counter[LedgerKey], counts: Mapping[LedgerKey, int]) -> None:
+    if total.keys().isdisjoint(counts):
+        dict.update(total, counts)  # far cheaper for many keys
+    else:
+        total.update(counts)
+
+
+def _rename_keys(counts: Mapping[LedgerKey, int], name: Callable[[str], str]) -> Counter[LedgerKey]:
+    renamed: Counter[LedgerKey] = Counter()
     for (hour, brand_id, affiliate_id, media), count in counts.items():
-        found[hour, brand_id, counted_as(affiliate_id), media] += count
-    return found
+        renamed[hour, brand_id, name(affiliate_id), media] += count
+    return renamed
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
 
 
 def read_ledger(directory: Path, start: str = "", end: str = "~") -> list[LedgerRow]:
     """
-    Read the ledger of a state directory, also beside a shipper that runs.
+    Read the ledger of a state directory, which may be in use; sorted by hour, brand, affiliate and media.
 
     Args:
-        start, end: Hours, `YYYY-MM-DDThh` or the beginning of one; the end is not included.
-    Returns:
-        In the order of hour, brand, affiliate and media; none if there is no state yet.
-    Raises:
-        StateError: The database cannot be read.
+        start, end: Hours, `YYYY-MM-DDThh` or a prefix; the end is exclusive.
     """
-    db = open_for_reading(directory)
-    if db is None:
-        return []
-    with closing(db), understood(directory / "state.db"):
-        db.execute("BEGIN")  # so that both tables are of one moment
+    with reading(directory) as db:
         rows = db.execute(
             "SELECT hour, brand_id, affiliate_id, media, accepted, duplicates FROM ledger "
             "WHERE hour >= ? AND hour < ? ORDER BY hour, brand_id, affiliate_id, media",
             (start, end),
         )
-        parts = db.execute(
-            "SELECT data FROM ledger_parts WHERE last_hour >= ? AND first_hour < ? ORDER BY id", (start, end)
-        )
-        return _merged([LedgerRow(*row) for row in rows], map(unpacked, (data for (data,) in parts)), start, end)
+        table = [LedgerRow(*row) for row in rows]
+        accepted: Counter[LedgerKey] = Counter()
+        repeated: Counter[LedgerKey] = Counter()
+        query = "SELECT data FROM ledger_parts WHERE last_hour >= ? AND first_hour < ? ORDER BY id"
+        for (data,) in db.execute(query, (start, end)):
+            part = unpack(data)
+            is_selected = [start <= hour < end for hour in part[0]]
+            part_accepted, part_repeated = _counts_in([list(compress(column, is_selected)) for column in part])
+            _add_to(accepted, part_accepted)
+            _add_to(repeated, part_repeated)
+    if not accepted and not repeated:
+        return table
+    for row in table:
+        key = (row.hour, row.brand_id, row.affiliate_id, row.media)
+        accepted[key] += row.accepted
+        repeated[key] += row.duplicates
+    keys = sorted(accepted.keys() | repeated.keys())
+    return [LedgerRow(*key, accepted.get(key, 0), repeated.get(key, 0)) for key in keys]
+
+
+def _counts_in(columns: Columns) -> tuple[dict[LedgerKey, int], dict[LedgerKey, int]]:
+    """Return the accepted and the non-zero repeated counts by key."""
+    keys = list(zip(map(intern, columns[0]), *columns[1:4], strict=True))
+    repeated = {key: count for key, count in zip(keys, columns[5], strict=True) if count}
+    return dict(zip(keys, columns[4], strict=True)), repeated
 
 
 def kept_from(directory: Path) -> str:
     """
-    Return the day, `YYYY-MM-DD` of UTC, before which counts were deleted; empty if none were.
+    Return the day, `YYYY-MM-DD` in UTC, before which counts have been deleted; empty if none were.
 
-    Read it after what it is to be said of. Errors as `read_ledger`.
+    Call it after reading the counts, so that it covers them.
     """
-    db = open_for_reading(directory)
-    if db is None:
-        return ""
-    with closing(db), understood(directory / "state.db"):
-        return str(db.execute("SELECT coalesce(max(kept_from), '') FROM ledger_expiry").fetchone()[0])
+    with reading(directory) as db:
+        return str(db.execute("SELECT kept_from FROM ledger_expiry").fetchone()[0])
 
 
-def _merged(rows: list[LedgerRow], parts: Iterator[Columns], start: str, end: str) -> list[LedgerRow]:
-    """Add the parts, one after the other, to the rows of the table."""
-    accepted: Counter[LedgerKey] = Counter()
-    repeated: Counter[LedgerKey] = Counter()
-    for part in parts:
-        is_asked = [start <= hour < end for hour in part[0]]
-        hours, *rest = (list(compress(column, is_asked)) for column in part)
-        keys = list(zip(map(intern, hours), *rest[:3], strict=True))
-        add_to(accepted, dict(zip(keys, rest[3], strict=True)))
-        add_to(repeated, {key: count for key, count in zip(keys, rest[4], strict=True) if count})
-    if not accepted and not repeated:
-        return rows
-    for row in rows:
-        key = (row.hour, row.brand_id, row.affiliate_id, row.media)
-        accepted[key] += row.accepted
-        repeated[key] += row.duplicates
-    found = sorted(accepted.keys() | repeated.keys())
-    return [LedgerRow(*key, accepted.get(key, 0), repeated.get(key, 0)) for key in found]
+# Erasing and expiring -------------------------------------------------------------------------------------------------
 
 
-def added(tallies: Iterable[Tally]) -> Counter[LedgerKey]:
-    """Add counts up; without the keys of which none is left."""
-    total: Counter[LedgerKey] = Counter()
-    for tally in tallies:
-        add_to(total, tally if isinstance(tally, dict) else dict(tally.items()))
-    return total if all(total.values()) else +total
+def rename(db: sqlite3.Connection, name: Callable[[str], str]) -> int:
+    """
+    Rename affiliates within a transaction, merging counts of the same new name; return how many counts changed.
+
+    Args:
+        name: Returns the new name, and new names unchanged.
+    """
+    db.create_function("renamed", 1, name, deterministic=True)
+    db.execute(_RENAME)
+    changed = db.execute(f"DELETE FROM ledger WHERE {_CHANGED}").rowcount
+    for (part_id,) in db.execute("SELECT id FROM ledger_parts").fetchall():
+        (data,) = db.execute("SELECT data FROM ledger_parts WHERE id = ?", (part_id,)).fetchone()
+        columns = unpack(data)
+        renamed = {affiliate_id for affiliate_id in set(columns[2]) if name(affiliate_id) != affiliate_id}
+        if renamed:
+            changed += sum(affiliate_id in renamed for affiliate_id in columns[2])
+            accepted, repeated = _counts_in(columns)
+            data = _pack(_columns_of(_rename_keys(accepted, name), _rename_keys(repeated, name)))
+            db.execute("UPDATE ledger_parts SET data = ? WHERE id = ?", (data, part_id))
+    return changed
 
 
-def add_to(total: Counter[LedgerKey], counts: Mapping[LedgerKey, int]) -> None:
-    """Add counts to a total."""
-    if total.keys().isdisjoint(counts):
-        dict.update(total, counts)  # far cheaper, if they are many
+def expire(db: sqlite3.Connection, before: str, now_s: float) -> int:
+    """
+    Delete a batch of counts of the days before a day (`YYYY-MM-DD`, UTC), within a transaction.
+
+    Counts are deleted only if their retention had ended a day ago, too, so that a clock jump deletes nothing.
+
+    Returns:
+        How many were deleted; 0 = nothing is left to do for now.
+    """
+    looked_at, due, kept_from = db.execute("SELECT looked_at, due, kept_from FROM ledger_expiry").fetchone()
+    if looked_at <= now_s < looked_at + _EXPIRY_INTERVAL_S:
+        return 0
+    before_both = min(before, due)
+    if looked_at <= now_s and (deleted := _delete_some(db, before_both)):
+        db.execute("UPDATE ledger_expiry SET kept_from = ?", (max(kept_from, before_both),))
+        return deleted
+    db.execute("UPDATE ledger_expiry SET looked_at = ?, due = ?", (now_s, before))
+    return 0
+
+
+def _delete_some(db: sqlite3.Connection, before: str) -> int:
+    """Delete a batch of counts from the table or, if it has none, from one part."""
+    deleted: int = db.execute(_EXPIRE, (before, _EXPIRY_BATCH)).rowcount
+    if deleted:
+        return deleted
+    part = db.execute(
+        "SELECT id, last_hour, data FROM ledger_parts WHERE first_hour < ? ORDER BY first_hour LIMIT 1", (before,)
+    ).fetchone()
+    if part is None:
+        return 0
+    part_id, last_hour, data = part
+    rest, deleted = _drop_old(data, before)
+    if last_hour < before:
+        db.execute("DELETE FROM ledger_parts WHERE id = ?", (part_id,))
     else:
-        total.update(counts)
+        db.execute("UPDATE ledger_parts SET first_hour = ?, data = ? WHERE id = ?", (before, rest, part_id))
+    return deleted
+
+
+def _drop_old(data: bytes, before: str) -> tuple[bytes, int]:
+    """Drop the counts before a day from a part; return the rest, and how many were dropped, at least 1."""
+    try:
+        columns = unpack(data)
+    except sqlite3.DatabaseError:  # deleted once all of its hours are old; until then, reading it is an error
+        return data, 1
+    is_kept = [hour >= before for hour in columns[0]]
+    return _pack([list(compress(column, is_kept)) for column in columns]), max(1, is_kept.count(False))

@@ -1,18 +1,18 @@
-"""Reads the dead letters. Nothing here writes."""
+"""Read access to the dead letters."""
 
 from __future__ import annotations
 
 import re
 import sqlite3
-from contextlib import closing
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import msgspec
 from msgspec import Struct
 
 from shipper.model.records import DeliveryClass
-from shipper.state.schema import open_for_reading
-from shipper.state.sqlite import understood
+from shipper.state.schema import open_for_reading, reading
+from shipper.state.sqlite import fetch
 
 _COLUMNS: Final = (
     "id, stream_id, path, start_offset, end_offset, rule, message, status, delivery, event_id, consumer_id, "
@@ -22,14 +22,14 @@ _COLUMNS: Final = (
 
 class DeadLetter(Struct, frozen=True):
     """
-    A dead letter without its bytes; the words are those of `Rejection`.
+    A dead letter without its bytes; other fields as in `Rejection`.
 
     Attributes:
-        id: Greater ids are younger; never used twice.
-        raw_bytes: How much of the record is kept; 0 if only its position is known.
-        whole_bytes: How long the record was, if it is cut; 0 = it is not.
-        attempts: How often it was sent or replayed.
-        first_at, last_at: When it was refused, seconds since the epoch.
+        id: Ascending; never reused.
+        raw_bytes: Stored bytes of the record; 0 if only its position is known.
+        whole_bytes: Length of the original record if it was truncated; 0 = it was not.
+        attempts: Times it was sent or replayed.
+        first_at, last_at: Times of the first and last rejection, seconds since the epoch.
     """
 
     id: int
@@ -59,12 +59,12 @@ class Content(NamedTuple):
 
 class Selection(Struct, frozen=True, kw_only=True):
     """
-    Which dead letters; what is empty or None asks for nothing.
+    A filter of dead letters; fields that are empty or None match everything.
 
     Attributes:
-        since_s, before_s: Bounds of the time of the first refusal, seconds since the epoch; the first one inclusive.
-        path: A glob over the whole path; `*` takes slashes, too.
-        is_whole: Whether the record itself is kept, and not only its beginning or its position.
+        since_s, before_s: Bounds of the time of the first rejection, seconds since the epoch; the first is inclusive.
+        path: A glob over the whole path; `*` also matches slashes.
+        is_whole: Whether the whole record is stored, rather than only its beginning or its position.
     """
 
     rule: str = ""
@@ -75,7 +75,7 @@ class Selection(Struct, frozen=True, kw_only=True):
     is_whole: bool | None = None
 
     def where(self) -> tuple[str, list[str | float]]:
-        """Write the condition in SQL, with the values of its parameters."""
+        """Return the SQL condition and its parameters."""
         terms: dict[str, str | float | None] = {
             "rule = ?": self.rule or None,
             "first_at >= ?": self.since_s,
@@ -84,145 +84,122 @@ class Selection(Struct, frozen=True, kw_only=True):
             "delivery = ?": self.delivery or None,
             "(length(raw) > 0 AND whole_bytes = 0) = ?": self.is_whole,
         }
-        asked = {term: value for term, value in terms.items() if value is not None}
-        return " AND ".join(asked) or "TRUE", list(asked.values())
+        used = {term: value for term, value in terms.items() if value is not None}
+        return " AND ".join(used) or "TRUE", list(used.values())
 
 
 EVERYTHING: Final = Selection()
 
 
 class Letters:
-    """
-    The dead letters of one database.
-
-    Args:
-        db: Borrowed.
-        path: Of the database; for messages.
-    Raises:
-        StateError: By every method, if the database cannot be read.
-    """
+    """The dead letters of an open database."""
 
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self._db = db
         self._path = path
 
     def close(self) -> None:
-        """Close the database, for whoever opened it with `open_letters`."""
+        """Close the database that `open_letters` opened."""
         self._db.close()
 
+    def _fetch(self, query: str, values: tuple[object, ...] = ()) -> list[Any]:
+        return fetch(self._db, self._path, f"SELECT {query}", values)
+
+    def _select(self, columns: str, selection: Selection, rest: str, *values: object) -> list[Any]:
+        where, parameters = selection.where()
+        return self._fetch(f"{columns} FROM dead_letters WHERE {where} {rest}", (*parameters, *values))
+
     def count_by_rule(self, selection: Selection = EVERYTHING) -> dict[str, int]:
-        """Count, the most frequent rule first."""
-        where, values = selection.where()
-        with understood(self._path):
-            return dict(
-                self._db.execute(
-                    f"SELECT rule, count(*) AS n FROM dead_letters WHERE {where} GROUP BY rule ORDER BY n DESC, rule",
-                    values,
-                )
-            )
+        """Return the counts by rule, most frequent first."""
+        return dict(self._select("rule, count(*) AS n", selection, "GROUP BY rule ORDER BY n DESC, rule"))
 
-    def youngest_id(self) -> int:
-        """Return the greatest id; 0 of none."""
-        with understood(self._path):
-            return int(self._db.execute("SELECT coalesce(max(id), 0) FROM dead_letters").fetchone()[0])
+    def newest_id(self) -> int:
+        """Return the greatest id; 0 if there are no letters."""
+        return int(self._fetch("coalesce(max(id), 0) FROM dead_letters")[0][0])
 
-    def count_by_stream(self, youngest_id: int) -> dict[int, int]:
-        """Count those up to an id by the stream that they are of."""
-        with understood(self._path):
-            return dict(
-                self._db.execute(
-                    "SELECT stream_id, count(*) FROM dead_letters WHERE id <= ? GROUP BY stream_id", [youngest_id]
-                )
-            )
+    def count_by_stream(self, newest_id: int) -> dict[int, int]:
+        """Count the letters up to an id by stream."""
+        return dict(self._fetch("stream_id, count(*) FROM dead_letters WHERE id <= ? GROUP BY stream_id", (newest_id,)))
 
     def newest(self, selection: Selection, limit: int) -> list[DeadLetter]:
-        """Describe the newest ones, newest first."""
-        where, values = selection.where()
-        with understood(self._path):
-            rows = self._db.execute(
-                f"SELECT {_COLUMNS} FROM dead_letters WHERE {where} ORDER BY id DESC LIMIT ?", [*values, limit]
-            )
-            return [DeadLetter(*row) for row in rows]
+        """Return the newest letters, newest first."""
+        return [DeadLetter(*row) for row in self._select(_COLUMNS, selection, "ORDER BY id DESC LIMIT ?", limit)]
 
     def ids(self, selection: Selection, limit: int | None = None) -> list[int]:
-        """Name the dead letters, oldest first."""
-        where, values = selection.where()
-        with understood(self._path):
-            rows = self._db.execute(
-                f"SELECT id FROM dead_letters WHERE {where} ORDER BY id LIMIT ?",
-                [*values, -1 if limit is None else limit],
-            )
-            return [letter_id for (letter_id,) in rows]
+        """Return ids, oldest first."""
+        rows = self._select("id", selection, "ORDER BY id LIMIT ?", -1 if limit is None else limit)
+        return [letter_id for (letter_id,) in rows]
 
-    def forms(self, selection: Selection) -> dict[bytes, str]:
-        """Return what is needed to read the records, such as CSV headers (b"" for JSON), each with an input."""
-        where, values = selection.where()
-        with understood(self._path):
-            return dict(
-                self._db.execute(
-                    f"SELECT header, min(path) FROM dead_letters WHERE {where} GROUP BY header ORDER BY min(id)", values
-                )
-            )
+    def headers(self, selection: Selection) -> dict[bytes, str]:
+        """Return the headers needed to parse the records (CSV headers; b"" for JSON), with an input of each."""
+        return dict(self._select("header, min(path)", selection, "GROUP BY header ORDER BY min(id)"))
 
     def get(self, letter_id: int) -> DeadLetter | None:
-        """Describe one; None if it is gone."""
-        with understood(self._path):
-            row = self._db.execute(f"SELECT {_COLUMNS} FROM dead_letters WHERE id = ?", (letter_id,)).fetchone()
-            return row and DeadLetter(*row)
+        """Return a letter; None if it does not exist."""
+        rows = self._fetch(f"{_COLUMNS} FROM dead_letters WHERE id = ?", (letter_id,))
+        return DeadLetter(*rows[0]) if rows else None
 
     def content(self, letter_id: int) -> Content | None:
-        """Read the bytes of one; None if it is gone."""
-        with understood(self._path):
-            row = self._db.execute("SELECT header, raw FROM dead_letters WHERE id = ?", (letter_id,)).fetchone()
-            return row and Content(*row)
+        """Return the bytes of a letter; None if it does not exist."""
+        rows = self._fetch("header, raw FROM dead_letters WHERE id = ?", (letter_id,))
+        return Content(*rows[0]) if rows else None
 
     def needs_input(self, stream_id: int) -> bool:
-        """Return whether the record of a letter stands in its input alone, of which the position is known."""
-        with understood(self._path):
-            query = "SELECT 1 FROM dead_letters WHERE stream_id = ? AND length(raw) = 0 LIMIT 1"
-            return self._db.execute(query, (stream_id,)).fetchone() is not None
+        """Return whether a letter of the stream has only its record's position, not the bytes."""
+        return bool(self._fetch("1 FROM dead_letters WHERE stream_id = ? AND length(raw) = 0 LIMIT 1", (stream_id,)))
 
     def candidates(self, consumer_id: str) -> list[tuple[int, bool]]:
-        """Name the letters of a consumer, and those of nobody knows whom; with whether the consumer is noted."""
-        with understood(self._path):
-            return self._db.execute(
-                "SELECT id, consumer_id != '' FROM dead_letters WHERE consumer_id IN (?, '') ORDER BY id",
-                (consumer_id,),
-            ).fetchall()
+        """Return the ids of letters that may be a consumer's, and whether their ConsumerID is known."""
+        return self._fetch(
+            "id, consumer_id != '' FROM dead_letters WHERE consumer_id IN (?, '') ORDER BY id", (consumer_id,)
+        )
 
 
-def whole_number(digits: str) -> re.Pattern[bytes]:
-    """Make a pattern that finds a number, but not as a part of a longer one."""
-    return re.compile(rb"(?<!\d)0*%b(?!\d)" % digits.encode())
+def open_letters(directory: Path) -> Letters:
+    """Open the dead letters of a state directory; see `open_for_reading`."""
+    return Letters(open_for_reading(directory), directory / "state.db")
 
 
-def kept_by_rule(db: sqlite3.Connection) -> dict[str, int]:
-    """Read how many dead letters there are, without counting them; the most frequent rule first."""
+def letter_counts(db: sqlite3.Connection) -> dict[str, int]:
+    """Read the number of dead letters by rule, most frequent first, without counting rows."""
     return dict(db.execute("SELECT rule, kept FROM letter_counts WHERE kept > 0 ORDER BY kept DESC, rule"))
 
 
-def letters_kept(directory: Path) -> int:
-    """
-    Read how many dead letters there are in a state directory; without its lock, as `open_letters`.
-
-    Raises:
-        StateError: As for `Store`.
-    """
-    db = open_for_reading(directory)
-    if db is None:
-        return 0
-    with closing(db), understood(directory / "state.db"):
-        return sum(kept_by_rule(db).values())
+def count_letters(directory: Path) -> int:
+    """Read the number of dead letters in a state directory; errors as for `open_letters`."""
+    with reading(directory) as db:
+        return sum(letter_counts(db).values())
 
 
-def open_letters(directory: Path) -> Letters | None:
+# Consumers ------------------------------------------------------------------------------------------------------------
+
+
+class _Consumer(msgspec.Struct):
+    ConsumerID: int | str | None = None
+
+
+_decode_consumer: Final = msgspec.json.Decoder(_Consumer).decode
+_CONSUMER_ID: Final = re.compile(rb'"ConsumerID"\s*+:\s*+"?\s*+(\d{1,40}+)(?![\w.])')
+
+
+def consumer_id_of(raw: bytes) -> str:
     """
-    Look at the dead letters of a state directory without its lock, also while a shipper writes.
+    Extract the ConsumerID from a record, which may be malformed.
 
     Returns:
-        None if there is no state yet.
-    Raises:
-        StateError: As for `Store`.
+        Decimal digits without leading zeros. If the record is not JSON or has no such field at its top level, the last
+        occurrence anywhere in it. Empty if there is none.
     """
-    db = open_for_reading(directory)
-    return None if db is None else Letters(db, directory / "state.db")
+    try:
+        consumer_id = _decode_consumer(raw).ConsumerID
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        consumer_id = None
+    if consumer_id is not None and re.fullmatch(r"[0-9]{1,40}", str(consumer_id)):
+        return str(int(consumer_id))
+    matches = _CONSUMER_ID.findall(raw)
+    return str(int(matches[-1])) if matches else ""
+
+
+def whole_number(digits: str) -> re.Pattern[bytes]:
+    """Return a pattern that matches a number, but not within a longer one."""
+    return re.compile(rb"(?<!\d)0*%b(?!\d)" % digits.encode())

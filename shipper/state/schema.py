@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from shipper.state.sqlite import check_schema, create_schema, open_read_only, understood
+from shipper.state.sqlite import check_schema, create_schema, open_read_only, translate_errors
 
 SCHEMA_VERSION: Final = 1
 LETTER_OVERHEAD_BYTES: Final = 512
 # What a dead letter counts against the quota.
 LETTER_BYTES: Final = f"length(raw) + length(header) + {LETTER_OVERHEAD_BYTES}"
 
-_APPLICATION_ID: Final = 0x53484950  # "SHIP"; tells our database from a foreign one
+_APPLICATION_ID: Final = 0x53484950  # "SHIP"; identifies our databases
 _SCHEMA: Final = """
 CREATE TABLE streams (
     stream_id INTEGER PRIMARY KEY,
@@ -36,8 +34,8 @@ CREATE TABLE streams (
     ended_size INTEGER NOT NULL DEFAULT -1,
     ended_ns INTEGER NOT NULL DEFAULT -1,
     is_rotated INTEGER NOT NULL DEFAULT 0,
-    settled_until REAL, -- everything that was in it at this moment is settled; NULL = not known
-    is_gone INTEGER NOT NULL DEFAULT 0 -- it was looked for and does not exist any more
+    settled_until REAL, -- everything it contained at this time is settled; NULL = unknown
+    is_gone INTEGER NOT NULL DEFAULT 0 -- it no longer exists
 ) STRICT;
 CREATE INDEX streams_by_inode ON streams (device, inode);
 CREATE TABLE unreachable (
@@ -46,7 +44,7 @@ CREATE TABLE unreachable (
     bytes INTEGER NOT NULL,
     noticed_at REAL NOT NULL
 ) STRICT;
-CREATE TABLE started_patterns ( -- of input.include: input.start applies to what exists when a pattern is used first
+CREATE TABLE started_patterns ( -- of input.include; input.start applies to files that exist at a pattern's first use
     pattern TEXT PRIMARY KEY,
     started_at REAL NOT NULL
 ) STRICT;
@@ -58,14 +56,14 @@ CREATE TABLE totals (
     dead_lettered INTEGER NOT NULL,
     duplicates INTEGER NOT NULL,
     youngest_stream_id INTEGER NOT NULL,
-    purged INTEGER NOT NULL DEFAULT 0,           -- of dead_lettered: how many are no longer kept
-    dead_letter_bytes INTEGER NOT NULL DEFAULT 0, -- what those that are kept count against the quota
-    unreachable_bytes INTEGER NOT NULL DEFAULT 0 -- of inputs that were gone before they were read to their end
+    purged INTEGER NOT NULL DEFAULT 0,           -- those of dead_lettered that were deleted
+    dead_letter_bytes INTEGER NOT NULL DEFAULT 0, -- quota used by the stored ones
+    unreachable_bytes INTEGER NOT NULL DEFAULT 0 -- unread bytes of inputs that no longer exist
 ) STRICT;
 INSERT INTO totals (one, read, accepted, dead_lettered, duplicates, youngest_stream_id) VALUES (1, 0, 0, 0, 0, 0);
 
 CREATE TABLE dead_letters (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, -- so that the number of a deleted letter is never used again
+    id INTEGER PRIMARY KEY AUTOINCREMENT, -- never reuses the id of a deleted letter
     stream_id INTEGER NOT NULL,
     path TEXT NOT NULL,
     start_offset INTEGER NOT NULL,
@@ -81,10 +79,10 @@ CREATE TABLE dead_letters (
     attempts INTEGER NOT NULL,
     first_at REAL NOT NULL,
     last_at REAL NOT NULL,
-    whole_bytes INTEGER NOT NULL DEFAULT 0 -- of a record that was cut; 0 = it was not
+    whole_bytes INTEGER NOT NULL DEFAULT 0 -- length of a truncated record; 0 = it was not truncated
 ) STRICT;
 CREATE INDEX letters_without_record ON dead_letters (stream_id) WHERE length(raw) = 0;
-CREATE TABLE letter_counts ( -- of dead_letters, as counting a million of them takes a third of a second
+CREATE TABLE letter_counts ( -- of dead_letters, as counting a million rows takes a third of a second
     rule TEXT PRIMARY KEY,
     kept INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
@@ -98,7 +96,7 @@ CREATE TRIGGER letter_refused_anew AFTER UPDATE OF rule ON dead_letters BEGIN
     UPDATE letter_counts SET kept = kept - 1 WHERE rule = old.rule;
     INSERT INTO letter_counts VALUES (new.rule, 1) ON CONFLICT (rule) DO UPDATE SET kept = kept + 1;
 END;
-CREATE TABLE expiry ( -- which dead letters the last search found past their retention
+CREATE TABLE expiry ( -- dead letters past their retention at the last search
     one INTEGER PRIMARY KEY CHECK (one = 1),
     looked_at REAL NOT NULL,
     up_to_id INTEGER NOT NULL
@@ -113,82 +111,79 @@ CREATE TABLE ledger (
     duplicates INTEGER NOT NULL,
     PRIMARY KEY (hour, brand_id, affiliate_id, media)
 ) STRICT, WITHOUT ROWID;
-CREATE TABLE ledger_parts ( -- counts that were appended, to be added to those of ledger
+CREATE TABLE ledger_parts ( -- appended counts, to be added to those of ledger
     id INTEGER PRIMARY KEY,
-    first_hour TEXT NOT NULL, -- the least and the greatest one in it
+    first_hour TEXT NOT NULL, -- range of hours in it
     last_hour TEXT NOT NULL,
-    data BLOB NOT NULL -- zlib of msgpack: the columns of ledger, each as an array
+    data BLOB NOT NULL -- zlib of msgpack: the columns of ledger as arrays
 ) STRICT;
 CREATE INDEX parts_by_hour ON ledger_parts (first_hour);
 CREATE TABLE ledger_expiry (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     looked_at REAL NOT NULL,
-    due TEXT NOT NULL, -- the day before which counts were past their retention then
-    kept_from TEXT NOT NULL -- the day before which counts were deleted; empty = none were
+    due TEXT NOT NULL, -- counts before this day were past their retention then
+    kept_from TEXT NOT NULL -- counts before this day were deleted; empty = none were
 ) STRICT;
 INSERT INTO ledger_expiry VALUES (1, 0, '', '');
 
-CREATE TABLE accepted_ids ( -- the EventIds that were accepted lately: files of 16 bytes each
-    number INTEGER PRIMARY KEY AUTOINCREMENT, -- names the file
-    bytes INTEGER NOT NULL, -- so much of it counts
-    first_at REAL NOT NULL -- when the first one was saved
+CREATE TABLE accepted_ids ( -- files of recently accepted EventIds, 16 bytes each
+    number INTEGER PRIMARY KEY AUTOINCREMENT, -- name of the file
+    bytes INTEGER NOT NULL, -- valid length
+    first_at REAL NOT NULL -- when the first id was saved
 ) STRICT;
 
-CREATE TABLE log_chain ( -- which write-ahead log belongs to this file: see `wal_belongs`
+CREATE TABLE log_chain ( -- identifies the write-ahead log that belongs to this file: see `wal_matches`
     one INTEGER PRIMARY KEY CHECK (one = 1),
-    token BLOB NOT NULL, -- drawn by the first transaction of each log
+    token BLOB NOT NULL, -- random; generated by the first transaction of each log
     previous BLOB NOT NULL
 ) STRICT;
 INSERT INTO log_chain VALUES (1, x'', x'');
 """
 
 
-class _Consumer(msgspec.Struct):
-    ConsumerID: int | str | None = None
-
-
-_decode_consumer: Final = msgspec.json.Decoder(_Consumer).decode
-_CONSUMER_ID: Final = re.compile(rb'"ConsumerID"\s*+:\s*+"?\s*+(\d{1,40}+)(?![\w.])')
-
-
-def is_made(db: sqlite3.Connection) -> bool:
-    """
-    Return whether the database has its tables.
-
-    Raises:
-        sqlite3.DatabaseError: As for `check_schema`.
-    """
+def is_initialized(db: sqlite3.Connection) -> bool:
+    """Return whether the database has its tables; errors as for `check_schema`."""
     return check_schema(db, _APPLICATION_ID, SCHEMA_VERSION)
 
 
-def make_tables(db: sqlite3.Connection) -> None:
-    """Make the tables of an empty database."""
+def create_tables(db: sqlite3.Connection) -> None:
     create_schema(db, _SCHEMA, _APPLICATION_ID, SCHEMA_VERSION)
 
 
-def open_for_reading(directory: Path) -> sqlite3.Connection | None:
+def open_for_reading(directory: Path) -> sqlite3.Connection:
     """
-    Open the database of a state directory without its lock, also while a shipper writes.
+    Open the database of a state directory without its lock; another process may be writing.
 
-    Returns:
-        None if there is no state yet.
+    If there is no state yet, return an empty in-memory database.
+
     Raises:
-        StateError: It is foreign, damaged, or was written by another version.
+        StateError: The database is foreign, damaged, or was written by another version.
     """
-    path = directory / "state.db"
-    with understood(path), ExitStack() as opened:
-        db = open_read_only(path)
-        if db is None:
-            return None
-        opened.enter_context(closing(db))
-        if not is_made(db):
-            return None
-        opened.pop_all()  # it stays open
-        return db
+    with translate_errors(directory / "state.db"), ExitStack() as opened:
+        db = open_read_only(directory / "state.db")
+        if db is not None:
+            opened.enter_context(closing(db))
+            if is_initialized(db):
+                opened.pop_all()  # keep it open
+                return db
+    db = sqlite3.connect(":memory:", check_same_thread=False)
+    create_tables(db)
+    return db
+
+
+@contextmanager
+def reading(directory: Path) -> Iterator[sqlite3.Connection]:
+    """Open the database of a state directory as `open_for_reading` does, in a read transaction."""
+    with closing(open_for_reading(directory)) as db, translate_errors(directory / "state.db"):
+        db.execute("BEGIN")
+        yield db
+
+
+# The write-ahead log --------------------------------------------------------------------------------------------------
 
 
 def wal_bytes(path: Path) -> int:
-    """Return the size of the write-ahead log of a database."""
+    """Return the size of a database's write-ahead log."""
     try:
         return wal_path(path).stat().st_size
     except FileNotFoundError:
@@ -200,31 +195,31 @@ def wal_path(path: Path) -> Path:
 
 
 def chain_wal(db: sqlite3.Connection) -> None:
-    """Begin a log, within its first transaction: draw its token, and name the log that was merged before."""
+    """Start a log, within its first transaction: generate its token and keep the previous log's."""
     db.execute("UPDATE log_chain SET previous = token, token = randomblob(16)")
 
 
-def wal_belongs(path: Path) -> bool:
+def wal_matches(path: Path) -> bool:
     """
-    Return whether a database and its write-ahead log are of one making.
+    Return whether a database and its write-ahead log belong together.
 
-    SQLite applies any log that is whole in itself. But the file by itself, without its log, has to hold all of the log
-    before this one: its token is that one's or, once a part of this log was merged, this one's. A file or a log that
-    was put back alone has another one.
+    SQLite applies any log that is intact. A matching file, read without its log, contains all of the previous log: its
+    token is that log's or, once part of the current log has been merged, the current one. If the file or the log was
+    restored alone, the file has another token.
     """
     if not wal_bytes(path):
         return True
     db = open_read_only(path)
     if db is None:
-        return False  # the log of a file that is gone
+        return False  # a log without its database
     with closing(db):
         try:
             chain = db.execute("SELECT token, previous FROM log_chain").fetchone()
         except sqlite3.OperationalError:
-            return not _has_table(db)  # it is being made
+            return not _has_table(db)  # it is being created
         try:
             return _token_without_wal(path) in chain
-        except sqlite3.DatabaseError:  # a crash came while the log was merged
+        except sqlite3.DatabaseError:  # a crash interrupted merging the log
             return bool(db.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")
 
 
@@ -238,21 +233,3 @@ def _token_without_wal(path: Path) -> bytes:
 
 def _has_table(db: sqlite3.Connection) -> bool:
     return bool(db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'log_chain'").fetchone()[0])
-
-
-def consumer_id_of(raw: bytes) -> str:
-    """
-    Read the ConsumerID out of a record, also out of one that is broken elsewhere.
-
-    Returns:
-        Decimal digits without leading zeros: the record's own or, where it has none or is no JSON, of the last mention.
-        Empty if there is none.
-    """
-    try:
-        own = _decode_consumer(raw).ConsumerID
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        own = None
-    if own is not None and re.fullmatch(r"[0-9]{1,40}", str(own)):
-        return str(int(own))
-    found = _CONSUMER_ID.findall(raw)
-    return str(int(found[-1])) if found else ""

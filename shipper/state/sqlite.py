@@ -1,4 +1,4 @@
-"""Common to all SQLite databases of shipper: opening, schema check, transactions, errors."""
+"""Shared code for SQLite databases: opening, schema checks, transactions, errors."""
 
 from __future__ import annotations
 
@@ -6,33 +6,28 @@ import errno
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 from shipper.model.errors import StateError, StateUnwritableError
 from shipper.state.directory import ACCESS_ADVICE
-from shipper.system.permissions import DENIALS, disguise, obstacle
-from shipper.system.work import Piece, at_work, waiting
+from shipper.system.permissions import DENIALS, access_problem, file_type_problem
+from shipper.system.work import WorkItem, at_work, waiting
 
 _DENIED: Final = {sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH}
 _IF_MOVED: Final = "every input is then read from its beginning and sent again with the same EventIds"
 
 
 @contextmanager
-def all_or_nothing(db: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """
-    Do what is within in one transaction, or nothing of it.
-
-    Args:
-        path: Of the database; to wait until others are done with it is no work.
-    """
-    with waiting():
+def transaction(db: sqlite3.Connection, path: Path) -> Iterator[None]:
+    """Run a write transaction; roll back on any exception."""
+    with waiting():  # for other writers
         db.execute("BEGIN IMMEDIATE")
     try:
-        with at_work(Piece("save", str(path))):
+        with at_work(WorkItem("save", str(path))):
             yield
             db.execute("COMMIT")
     except BaseException:
@@ -42,37 +37,55 @@ def all_or_nothing(db: sqlite3.Connection, path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def understood(path: Path, *, if_moved: str = _IF_MOVED) -> Iterator[None]:
+def translate_errors(path: Path, *, if_moved: str = _IF_MOVED) -> Iterator[None]:
     """
-    Translate the errors of opening and reading a database.
+    Translate errors of opening and reading a database.
 
     Args:
-        if_moved: What follows if the user moves it away.
+        if_moved: Consequence of moving the file away, for the message.
     Raises:
-        StateUnwritableError: There is no room for now.
-        StateError: Says that the file was left as it is, and what to do.
+        StateUnwritableError: The disk is full.
+        StateError: The file cannot be used; it was left unchanged.
     """
     try:
         yield
-    # UnicodeDecodeError: where a damaged name is to be quoted.
+    # UnicodeDecodeError: SQLite cannot quote a damaged name in its message.
     except (OSError, sqlite3.Error, zlib.error, UnicodeDecodeError) as error:
         if _is_full(error):
             raise StateUnwritableError(
                 f"{path} cannot be written ({error}); nothing is lost: make room on its disk and run the command again"
             ) from error
-        if why := _denial(path, error):
-            raise StateError(why) from error
+        if message := _explain_denial(path, error):
+            raise StateError(message) from error
         raise StateError(
-            f"{path} cannot be used ({error}). It was left as it is. To start over, move it away: {if_moved}"
+            f"{path} cannot be used ({error}). It was left unchanged. To start over, move it away: {if_moved}"
         ) from error
 
 
+def fetch(db: sqlite3.Connection, path: Path, query: str, values: Sequence[object] = ()) -> list[Any]:
+    """Return the rows of a query; errors as for `translate_errors`."""
+    with translate_errors(path):
+        return db.execute(query, values).fetchall()
+
+
 def _is_full(error: Exception) -> bool:
-    """Return whether a disk was full; a mapped file that cannot grow reports that as an input/output error."""
+    """Return whether the disk is full; a mapped file that cannot grow reports an I/O error."""
     if isinstance(error, OSError):
         return error.errno in {errno.ENOSPC, errno.EDQUOT}
     code = getattr(error, "sqlite_errorcode", 0)
     return code in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_WRITE}
+
+
+def _explain_denial(path: Path, error: Exception) -> str:
+    """Explain an error caused by permissions; empty for other errors."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary result code
+    if code not in _DENIED and not (isinstance(error, OSError) and error.errno in DENIALS):
+        return ""
+    existing = [path.parent, *filter(os.path.lexists, _files_of(path))]
+    reason = next(filter(None, map(access_problem, existing)), "")
+    if not reason and code == sqlite3.SQLITE_CANTOPEN:
+        return ""  # it is not a regular file, for instance
+    return f"{reason or f'{path} cannot be used ({error})'}. {ACCESS_ADVICE}"
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -80,33 +93,16 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def check_files(path: Path) -> None:
-    """
-    Raise if a file of a database is something else, before SQLite opens it: it would follow a link, or wait at a pipe.
-
-    Raises:
-        StateError: It is. It is left as it is.
-    """
-    for what in filter(None, map(disguise, _files_of(path))):
+    """Raise StateError unless a database's files are regular files; SQLite would follow symbolic links."""
+    for problem in filter(None, map(file_type_problem, _files_of(path))):
         raise StateError(
-            f"{what}, where shipper keeps a regular file. It was left as it is, and not opened: "
-            "put the file back if it was moved, or else remove what is there"
+            f"{problem}, but shipper needs a regular file there. It was left unchanged and not opened: "
+            "if the file was moved, put it back; otherwise remove this one"
         )
 
 
-def _denial(path: Path, error: Exception) -> str:
-    """Return what keeps this process from a database, if that is permissions: these say nothing against its content."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what extends it
-    if code not in _DENIED and not (isinstance(error, OSError) and error.errno in DENIALS):
-        return ""
-    there = [path.parent, *(each for each in _files_of(path) if os.path.lexists(each))]
-    why = next(filter(None, map(obstacle, there)), "")
-    if not why and code == sqlite3.SQLITE_CANTOPEN:
-        return ""  # it is no file, for instance
-    return f"{why or f'{path} cannot be used ({error})'}. {ACCESS_ADVICE}"
-
-
 def open_read_only(path: Path, options: str = "") -> sqlite3.Connection | None:
-    """Open a database without changing it; None if there is none."""
+    """Open a database read-only; None if it does not exist."""
     check_files(path)
     try:
         path.stat()
@@ -120,24 +116,24 @@ def check_schema(db: sqlite3.Connection, application_id: int, version: int) -> b
     Return whether a database has its tables; False if it is empty.
 
     Raises:
-        sqlite3.DatabaseError: It is foreign, or its tables are those of another version of shipper.
+        sqlite3.DatabaseError: It is foreign, or was written by another version of shipper.
     """
-    # In this order: all tables of a new database, its id and its version come in one transaction.
+    # Read the tables first: a new database gets its tables, id and version in one transaction.
     has_tables = bool(db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
-    found_id = db.execute("PRAGMA application_id").fetchone()[0]
-    if found_id != application_id and (has_tables or found_id):
+    actual_id = db.execute("PRAGMA application_id").fetchone()[0]
+    if actual_id != application_id and (has_tables or actual_id):
         raise sqlite3.DatabaseError("it was not written by shipper")
-    found = db.execute("PRAGMA user_version").fetchone()[0]
-    if has_tables and found != version:
+    actual_version = db.execute("PRAGMA user_version").fetchone()[0]
+    if has_tables and actual_version != version:
         raise sqlite3.DatabaseError(
-            f"its schema has number {found}, and this version of shipper needs number {version}: "
+            f"it has schema version {actual_version}, and this version of shipper needs schema version {version}: "
             "use the version that wrote it"
         )
     return has_tables
 
 
 def create_schema(db: sqlite3.Connection, tables: str, application_id: int, version: int) -> None:
-    """Make the tables of an empty database, in one transaction."""
+    """Create the tables of an empty database in one transaction."""
     try:
         db.executescript(
             f"BEGIN IMMEDIATE; {tables}; PRAGMA application_id = {application_id}; "

@@ -1,7 +1,7 @@
 """
-The state store: checkpoints, dead letters and totals in one SQLite database, moved by one transaction.
+The state store: checkpoints, dead letters and totals in one SQLite database, updated in one transaction.
 
-All calls block; stages call them in a worker thread, one at a time.
+All calls block; stages make them in worker threads, one at a time.
 """
 
 from __future__ import annotations
@@ -16,31 +16,32 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from msgspec.structs import asdict
+
 from shipper.model.errors import StateError, StateUnwritableError
 from shipper.model.records import Checkpoint, Rejection, ReplayStream, Totals
-from shipper.state import ledger, ledger_upkeep
+from shipper.state import ledger
 from shipper.state.accepted_ids import AcceptedIds, read_accepted_ids
-from shipper.state.affiliates import ERASED, counted_as, ensure_key
-from shipper.state.letters import Letters
+from shipper.state.affiliates import ERASED, affiliate_namer, ensure_key
+from shipper.state.letters import Letters, consumer_id_of
 from shipper.state.schema import (
     LETTER_BYTES,
     LETTER_OVERHEAD_BYTES,
     chain_wal,
-    consumer_id_of,
-    is_made,
-    make_tables,
+    create_tables,
+    is_initialized,
     open_for_reading,
-    wal_belongs,
     wal_bytes,
+    wal_matches,
     wal_path,
 )
-from shipper.state.sqlite import all_or_nothing, understood
+from shipper.state.sqlite import fetch, transaction, translate_errors
 from shipper.state.streams import StreamTable
 from shipper.system.crash_points import crash_point
-from shipper.system.work import Piece, at_work, waiting
+from shipper.system.work import WorkItem, at_work, waiting
 
-# What passes by itself, or when somebody makes room: a full disk, a file system that is read-only for a while.
-_FOR_NOW: Final = {
+# Transient errors, such as a full disk or a temporarily read-only file system.
+_TRANSIENT: Final = {
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_IOERR,
@@ -49,115 +50,116 @@ _FOR_NOW: Final = {
 }
 _MESSAGE_BYTES: Final = 4096
 _WAL_BYTES: Final = 1 << 20
+_EMPTY_WAL: Final = "PRAGMA wal_checkpoint(TRUNCATE)"
 _BUSY_LIMIT_S: Final = 30.0
-_DELETED_TOGETHER: Final = 200  # few, so that a running shipper soon has its turn
-_DELETED_BYTES: Final = 1 << 22
-_BETWEEN_LOOKS_S: Final = 86_400.0  # before what is past its retention goes
+_LETTER_COLUMNS: Final = (
+    *("stream_id", "path", "start_offset", "end_offset", "rule", "message", "status", "delivery", "event_id"),
+    *("consumer_id", "header", "raw", "whole_bytes", "attempts", "first_at", "last_at"),
+)
+_INSERT_LETTER: Final = (
+    f"INSERT INTO dead_letters ({', '.join(_LETTER_COLUMNS)}) VALUES (:{', :'.join(_LETTER_COLUMNS)})"
+)
+_DELETE_BATCH: Final = 200  # small, so that a running shipper does not wait long
+_DELETE_BATCH_BYTES: Final = 1 << 22
+_EXPIRY_INTERVAL_S: Final = 86_400.0
 
 
-class Saved(NamedTuple):
+class SaveResult(NamedTuple):
     """
-    What became of some checkpoints.
+    The result of saving checkpoints.
 
     Attributes:
-        done: Those that were saved.
-        waiting: Those that were not, as the quota has no room for their dead letters or for ones before them in the
-            same stream; in their order.
-        why: What has no room and what to do, in words; empty if nothing waits.
+        done: Saved checkpoints.
+        waiting: Checkpoints not saved because their dead letters, or those of earlier ones in the same stream, exceed
+            the quota; in their original order.
+        reason: Which limit was reached and what to do, for humans; empty if nothing waits.
     """
 
     done: list[Checkpoint]
     waiting: list[Checkpoint]
-    why: str = ""
+    reason: str = ""
 
 
 class Store:
     """
-    The database of one state directory, whose lock the caller holds; without it, only `purge` may be called, and only
-    where `open_letters` found a state.
+    The database of a state directory, whose lock the caller must hold. Only `purge` of existing state does not need it.
 
     Args:
-        dead_letter_max_bytes: Quota of the dead letters: their bytes and a fixed number for each.
-        remembered_ids: How many accepted EventIds to remember at least; 0 = none, once anything is saved.
+        dead_letter_max_bytes: Quota of the dead letters: their bytes and a fixed overhead for each.
+        remembered_ids: Minimum number of accepted EventIds to remember; 0 = none, from the first save on.
 
     Attributes:
-        letters: The dead letters, for looking at.
-        streams: What is known of inputs.
+        letters: The dead letters, for reading.
+        streams: The saved inputs.
 
     Raises:
-        StateError: The file is not a shipper's database, is damaged, or was written by another version. It is left
-            as it is.
+        StateError: The file is foreign, damaged, or was written by another version. It is left unchanged.
     """
 
     def __init__(self, directory: Path, *, dead_letter_max_bytes: int = sys.maxsize, remembered_ids: int = 0) -> None:
         self._path = directory / "state.db"
         self._dead_letter_max_bytes = dead_letter_max_bytes
         self._lock = threading.Lock()
-        if (other := open_for_reading(directory)) is not None:
-            other.close()  # a foreign database is left as it is, with its log; opened for writing, it would be emptied
+        # Read-only first: opening a foreign database for writing would empty its log.
+        open_for_reading(directory).close()
         self._check_wal()
-        with understood(self._path):
+        with translate_errors(self._path):
             # SQLite gives its side files the permissions of the database, so this covers them too.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=_BUSY_LIMIT_S)
-            is_ready = is_made(self._db)
-        self._counted_as = counted_as(ensure_key(directory, is_expected=is_ready))
-        with understood(self._path):
-            self._open(is_ready=is_ready)
+            is_new = not is_initialized(self._db)
+        self._name_affiliate = affiliate_namer(ensure_key(directory, is_expected=not is_new))
+        with translate_errors(self._path):
+            self._open(is_new=is_new)
         self._accepted = AcceptedIds(self._db, directory, remembered_ids)
         self._remembered_ids = remembered_ids
         self.letters = Letters(self._db, self._path)
         self.streams = StreamTable(self._db, self._path, self._transaction)
 
-    def _open(self, *, is_ready: bool) -> None:
+    def _open(self, *, is_new: bool) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
-        # SQLite itself would notice that the end is missing only when it comes to read there.
-        self._empty_wal()
+        # SQLite itself would notice a truncated file only when reading the missing pages.
+        self._db.execute(_EMPTY_WAL)
         size = self._db.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size").fetchone()[0]
         if self._path.stat().st_size < size:
-            raise sqlite3.DatabaseError(f"its end is missing: {self._path.stat().st_size} of {size} bytes are there")
+            raise sqlite3.DatabaseError(f"it is truncated: {self._path.stat().st_size} of {size} bytes are left")
         self._db.execute("PRAGMA wal_autocheckpoint = 0")  # `_transaction` does it
         # A spool segment is deleted after the commit that settles it, so the commit must be on disk by then.
         self._db.execute("PRAGMA synchronous = FULL")
-        # A dead letter is somebody's data: when it goes, its bytes go, too.
+        # Dead letters are personal data: overwrite deleted ones.
         self._db.execute("PRAGMA secure_delete = ON")
-        if not is_ready:
-            make_tables(self._db)
-            self._empty_wal()
+        if is_new:
+            create_tables(self._db)
+            self._db.execute(_EMPTY_WAL)
 
     def _check_wal(self) -> None:
-        """
-        Raise if the database and its log do not belong together.
-
-        Raises:
-            StateError: They do not. Both are left as they are.
-        """
-        with understood(self._path):
-            # More than once: beside a running shipper, its log may be merged between two looks.
-            if any(wal_belongs(self._path) for _ in range(3)):
+        """Raise StateError if the database and its log do not belong together."""
+        with translate_errors(self._path):
+            # Repeat: a running shipper may merge its log between our two reads.
+            if any(wal_matches(self._path) for _ in range(3)):
                 return
         raise StateError(
             f"{self._path} and {wal_path(self._path)} do not belong together: one of them was restored or copied "
-            "without the other. Both were left as they were. Restore both as of one moment; or move the log away to "
-            "go on with the database alone: what was saved since then is sent again with the same EventIds"
+            "without the other. Both were left unchanged. Restore both from the same moment, or move the log away to "
+            "continue with the database alone: everything saved after it is sent again with the same EventIds"
         )
 
     def _empty_wal(self) -> None:
-        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        fetch(self._db, self._path, _EMPTY_WAL)
 
     def _bound_wal(self) -> None:
-        """Merge a log that has grown, without waiting for readers: it takes room that the spool leaves on the disk."""
+        """Merge a large log, without waiting for readers: the spool's reserve of disk space does not include it."""
         if wal_bytes(self._path) >= _WAL_BYTES:
             self._db.execute("PRAGMA busy_timeout = 0")
             try:
-                self._empty_wal()
+                self._db.execute(_EMPTY_WAL)
             except sqlite3.Error:
-                pass  # what was committed stands; the next transaction tries again
+                pass  # committed data is safe; the next transaction tries again
             finally:
                 self._db.execute(f"PRAGMA busy_timeout = {_BUSY_LIMIT_S * 1000:.0f}")
 
     def close(self) -> None:
-        """Close the database, unless a thread is stuck in a transaction: then that ends with the process."""
+        """Close the database unless a thread is stuck in a transaction, which then ends with the process."""
         if self._lock.acquire(blocking=False):
             try:
                 self._accepted.close()
@@ -166,69 +168,55 @@ class Store:
                 self._lock.release()
 
     def accepted_ids(self) -> Iterator[bytes]:
-        """Read the remembered EventIds, 16 bytes each, many at a time; the oldest first."""
+        """Yield the remembered EventIds, 16 bytes each, in large pieces, oldest first."""
         return read_accepted_ids(self._path.parent, self._remembered_ids)
 
     def totals(self) -> Totals:
-        """Read what became of all records before the checkpoints."""
-        with understood(self._path):
-            read, accepted, dead_lettered, duplicates = self._db.execute(
-                "SELECT read, accepted, dead_lettered, duplicates FROM totals"
-            ).fetchone()
+        """Return the totals of all records before the checkpoints."""
+        ((read, accepted, dead_lettered, duplicates),) = fetch(
+            self._db, self._path, "SELECT read, accepted, dead_lettered, duplicates FROM totals"
+        )
         return Totals(read=read, accepted=accepted, dead_lettered=dead_lettered, duplicates=duplicates)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _transaction(self) -> Iterator[None]:
+        """Run a transaction; threads take turns."""
         with waiting():
             self._lock.acquire()
         try:
-            yield
+            with transaction(self._db, self._path):
+                if not wal_bytes(self._path):
+                    chain_wal(self._db)
+                yield
+            with at_work(WorkItem("save", str(self._path))):
+                self._bound_wal()
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            raise (StateUnwritableError if code in _TRANSIENT else StateError)(
+                f"{self._path} cannot be written ({error}); nothing is lost: "
+                "unsaved records are sent again at the next start"
+            ) from error
         finally:
             self._lock.release()
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """
-        Do all of it or nothing; one at a time, whatever thread it comes from.
-
-        Raises:
-            StateUnwritableError: There is no room, or no permission, for now.
-            StateError: It cannot be written for another reason.
-        """
-        try:
-            with self._alone():
-                with all_or_nothing(self._db, self._path):
-                    if not wal_bytes(self._path):
-                        chain_wal(self._db)
-                    yield
-                with at_work(Piece("save", str(self._path))):
-                    self._bound_wal()
-        except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            raise (StateUnwritableError if code in _FOR_NOW else StateError)(
-                f"{self._path} cannot be written ({error}); nothing is lost: "
-                "what was not saved is sent again at the next start"
-            ) from error
-
     def _count(self, **changes: int) -> None:
-        """Add to the totals."""
         terms = ", ".join(f"{name} = {name} + :{name}" for name in changes)
         self._db.execute(f"UPDATE totals SET {terms}", changes)
 
-    def save(self, checkpoints: Iterable[Checkpoint], now_s: float) -> Saved:
+    def save(self, checkpoints: Iterable[Checkpoint], now_s: float) -> SaveResult:
         """
-        Move the checkpoints, with the dead letters and the counts that they pass, in one transaction.
+        Save checkpoints with their dead letters and counts in one transaction.
 
         Args:
-            checkpoints: Those of one stream in order.
+            checkpoints: In order for each stream.
             now_s: Seconds since the epoch.
         Raises:
-            StateError: Nothing of it was saved.
+            StateError: Nothing was saved.
         """
         done: list[Checkpoint] = []
         waiting: list[Checkpoint] = []
-        held: set[int] = set()
-        why = ""
+        waiting_streams: set[int] = set()
+        reason = ""
         crash_point("save.begin")
         with self._transaction():
             used = int(self._db.execute("SELECT dead_letter_bytes FROM totals").fetchone()[0])
@@ -239,60 +227,47 @@ class Store:
                     done.append(checkpoint)
                     continue
                 needed = sum(map(_letter_bytes, checkpoint.rejections))
-                if stream.stream_id in held or (needed and used + needed > self._dead_letter_max_bytes):
-                    why = why or self._no_room(used, needed)
-                    held.add(stream.stream_id)
+                if stream.stream_id in waiting_streams or (needed and used + needed > self._dead_letter_max_bytes):
+                    reason = reason or self._explain_quota(used, needed)
+                    waiting_streams.add(stream.stream_id)
                     waiting.append(checkpoint)
                 else:
                     self._save_one(checkpoint, needed, now_s)
                     used += needed
                     done.append(checkpoint)
-            ledger.add(self._db, done, self._counted_as)
-            self._accepted.append(b"".join(checkpoint.keys for checkpoint in done), now_s)
+            ledger.add(self._db, done, self._name_affiliate)
+            self._accepted.append(b"".join(checkpoint.accepted_keys for checkpoint in done), now_s)
             crash_point("save.commit")
         crash_point("save.done")
-        self._accepted.delete_forgotten()
-        return Saved(done, waiting, why)
+        self._accepted.delete_orphans()
+        return SaveResult(done, waiting, reason)
 
-    def _no_room(self, used: int, needed: int) -> str:
+    def _explain_quota(self, used: int, needed: int) -> str:
         quota = f"state.dead_letter_max_bytes, which is {self._dead_letter_max_bytes:,}"
         if needed > self._dead_letter_max_bytes:
             return (
-                f"dead letters that have to be kept together take {needed:,} bytes, more than {quota}; "
+                f"dead letters that must be saved together take {needed:,} bytes, more than {quota}; "
                 f"set it to at least {needed:,}, and start again"
             )
         return (
-            f"the dead letters take {used:,} bytes and {needed:,} more would pass {quota}; "
-            "look at them with: shipper dead-letters list; make room with: shipper dead-letters purge; "
-            "or stop, raise it or replay them, and start again"
+            f"the dead letters take {used:,} bytes and {needed:,} more would exceed {quota}; "
+            "list them with: shipper dead-letters list; make room with: shipper dead-letters purge; "
+            "or stop, raise the limit or replay them, and start again"
         )
 
     def _save_one(self, checkpoint: Checkpoint, letter_bytes: int, now_s: float) -> None:
         stream = checkpoint.stream
         self.streams.save(stream, checkpoint.end_offset, checkpoint.tail, now_s)
+        common = {"stream_id": stream.stream_id, "path": stream.shown_path, "first_at": now_s, "last_at": now_s}
         self._db.executemany(
-            "INSERT INTO dead_letters (stream_id, path, start_offset, end_offset, rule, message, status, delivery, "
-            "event_id, consumer_id, header, raw, whole_bytes, attempts, first_at, last_at) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            _INSERT_LETTER,
             [
-                (
-                    stream.stream_id,
-                    stream.shown_path,
-                    rejection.start_offset,
-                    rejection.end_offset,
-                    rejection.rule,
-                    _bounded(rejection.message),
-                    rejection.status,
-                    rejection.delivery,
-                    rejection.event_id,
-                    rejection.consumer_id or consumer_id_of(rejection.raw),
-                    rejection.header,
-                    rejection.raw,
-                    rejection.whole_bytes,
-                    rejection.attempts,
-                    now_s,
-                    now_s,
-                )
+                asdict(rejection)
+                | common
+                | {
+                    "message": _truncate(rejection.message),
+                    "consumer_id": rejection.consumer_id or consumer_id_of(rejection.raw),
+                }
                 for rejection in checkpoint.rejections
             ],
         )
@@ -305,72 +280,60 @@ class Store:
         )
 
     def _settle_replayed(self, checkpoint: Checkpoint, stream: ReplayStream, now_s: float) -> None:
-        """Delete the letters that were accepted; note the new reason of the others."""
+        """Delete the accepted letters; save the new reason of the others."""
         letter_ids = stream.letters_in(checkpoint.start_offset, checkpoint.end_offset)
         failed = {stream.letter_at(rejection.start_offset): rejection for rejection in checkpoint.rejections}
-        gone = [letter_id for letter_id in letter_ids if letter_id not in failed]
-        assert (len(gone), checkpoint.duplicates) == (checkpoint.accepted, 0), "a letter is one record, and is sent"
-        deleted = self._delete(gone)
+        accepted = [letter_id for letter_id in letter_ids if letter_id not in failed]
+        assert (len(accepted), checkpoint.duplicates) == (checkpoint.accepted, 0), "a letter is one record, and is sent"
+        deleted = self._delete(accepted)
         self._count(
             accepted=checkpoint.accepted,
-            dead_lettered=-len(gone),
-            purged=deleted - len(gone),  # a letter that was purged while it was on its way has arrived after all
+            dead_lettered=-len(accepted),
+            purged=deleted - len(accepted),  # letters purged while in flight count as accepted
         )
         self._db.executemany(
             "UPDATE dead_letters SET rule = ?, message = ?, status = ?, delivery = ?, attempts = attempts + 1, "
             "last_at = ? WHERE id = ?",
             [
-                (each.rule, _bounded(each.message), each.status, each.delivery, now_s, letter_id)
-                for letter_id, each in failed.items()
+                (rejection.rule, _truncate(rejection.message), rejection.status, rejection.delivery, now_s, letter_id)
+                for letter_id, rejection in failed.items()
             ],
         )
 
     def _delete(self, letter_ids: Sequence[int]) -> int:
-        """Delete letters within a transaction, and tell how many of them there were."""
-        freed: list[int] = []
-        for letter_id in letter_ids:
-            freed += (
-                size
-                for (size,) in self._db.execute(
-                    f"DELETE FROM dead_letters WHERE id = ? RETURNING {LETTER_BYTES}", (letter_id,)
-                )
-            )
+        """Delete letters within a transaction; return how many existed."""
+        query = f"DELETE FROM dead_letters WHERE id = ? RETURNING {LETTER_BYTES}"
+        freed = [size for letter_id in letter_ids for (size,) in self._db.execute(query, (letter_id,))]
         self._count(dead_letter_bytes=-sum(freed))
         return len(freed)
 
     def purge(self, letter_ids: Sequence[int]) -> int:
         """
-        Delete dead letters for good, a few in each transaction; they stay counted as dead letters.
+        Delete dead letters permanently, a batch in each transaction; return how many still existed.
 
-        Returns:
-            How many of them there still were.
-        Raises:
-            StateError: Some may be deleted.
+        The totals still count them as dead letters. After an error, some may have been deleted.
         """
         purged = 0
-        for start in range(0, len(letter_ids), _DELETED_TOGETHER):
+        for start in range(0, len(letter_ids), _DELETE_BATCH):
             with self._transaction():
-                deleted = self._delete(letter_ids[start : start + _DELETED_TOGETHER])
+                deleted = self._delete(letter_ids[start : start + _DELETE_BATCH])
                 self._count(purged=deleted)
             purged += deleted
-        with understood(self._path):
-            self._empty_wal()
+        self._empty_wal()
         return purged
 
     def expire(self, before_s: float, now_s: float) -> int:
         """
-        Purge a few of the dead letters that were first refused before an instant.
+        Purge a batch of the dead letters that were first rejected before a time.
 
-        A letter goes if a look a day ago found it past its retention, too: a clock that has jumped purges nothing.
+        Letters are purged only if their retention had ended a day ago, too, so that a clock jump purges nothing.
 
-        Args:
-            now_s: Seconds since the epoch.
         Returns:
-            How many; 0 = there is nothing more to do for now. Errors as `purge`.
+            How many were purged; 0 = nothing is left to do for now.
         """
         with self._transaction():
             looked_at, up_to_id = self._db.execute("SELECT looked_at, up_to_id FROM expiry").fetchone() or (None, 0)
-            if looked_at is not None and looked_at <= now_s < looked_at + _BETWEEN_LOOKS_S:
+            if looked_at is not None and looked_at <= now_s < looked_at + _EXPIRY_INTERVAL_S:
                 return 0
             if looked_at is not None and now_s >= looked_at and (ids := self._expired(before_s, up_to_id)):
                 purged = self._delete(ids)
@@ -382,69 +345,55 @@ class Store:
             (last_id,) = self._db.execute("SELECT max(id) FROM dead_letters").fetchone()
             up_to_id = first_kept[0] - 1 if first_kept else last_id or 0
             self._db.execute("REPLACE INTO expiry VALUES (1, ?, ?)", (now_s, up_to_id))
-        with understood(self._path):
-            self._empty_wal()
+        self._empty_wal()
         return 0
 
     def _expired(self, before_s: float, up_to_id: int) -> list[int]:
-        """Name the oldest letters that are past their retention, a few and not too many bytes."""
+        """Return the ids of the oldest letters past their retention, up to a number and a size."""
         ids: list[int] = []
         size = 0
         for letter_id, letter_bytes in self._db.execute(
             f"SELECT id, {LETTER_BYTES} FROM dead_letters WHERE id <= ? AND first_at < ? ORDER BY id LIMIT ?",
-            (up_to_id, before_s, _DELETED_TOGETHER),
+            (up_to_id, before_s, _DELETE_BATCH),
         ):
-            if ids and size + letter_bytes > _DELETED_BYTES:
+            if ids and size + letter_bytes > _DELETE_BATCH_BYTES:
                 break
             ids.append(letter_id)
             size += letter_bytes
         return ids
 
     def expire_ledger(self, before_s: float, now_s: float) -> int:
-        """
-        Delete a few counts of the ledger, of the days that ended before an instant.
-
-        Args, Returns, Raises:
-            As `expire`.
-        """
+        """Delete a batch of ledger counts of days that ended before a time; see `expire`."""
         day = datetime.fromtimestamp(before_s, UTC).date().isoformat()
         with self._transaction():
-            deleted = ledger_upkeep.expire(self._db, day, now_s)
+            deleted = ledger.expire(self._db, day, now_s)
         if not deleted:
-            with understood(self._path):
-                self._empty_wal()
+            self._empty_wal()
         return deleted
 
     def erase_affiliate(self, affiliate_id: str) -> int:
         """
-        Count what is counted under an AffiliateID without it, and leave no copy of it.
+        Move the counts of an AffiliateID to `ERASED`, leaving no copy of the AffiliateID.
 
         Args:
-            affiliate_id: As it came, or as the ledger shows it.
+            affiliate_id: Original, or its name in the ledger.
         Returns:
-            How many counts that were.
-        Raises:
-            StateError: It cannot be written, a part of the ledger is damaged, or copies may be left.
+            The number of changed counts.
         """
-        erased = self._counted_as(affiliate_id)
+        erased = self._name_affiliate(affiliate_id)
         with self._transaction():
-            changed = ledger_upkeep.rename(self._db, lambda name: ERASED if name == erased else name)
+            changed = ledger.rename(self._db, lambda name: ERASED if name == erased else name)
         self.scrub()
         return changed
 
     def scrub(self) -> None:
-        """
-        Write the database anew, so that not even copies of deleted bytes, in pages that SQLite reordered, are left.
-
-        Raises:
-            StateError: There is no room for it, or somebody else uses the database.
-        """
+        """Rewrite the database, so that pages which SQLite rearranged keep no copies of deleted data."""
         try:
             self._db.execute("VACUUM")
-            self._empty_wal()
+            self._db.execute(_EMPTY_WAL)
         except sqlite3.Error as error:
             raise StateError(
-                f"{self._path} cannot be written anew ({error}), so copies of deleted bytes may be left in it; "
+                f"{self._path} cannot be rewritten ({error}), so it may still contain copies of deleted data; "
                 "run the same command again"
             ) from error
 
@@ -453,5 +402,5 @@ def _letter_bytes(rejection: Rejection) -> int:
     return len(rejection.raw) + len(rejection.header) + LETTER_OVERHEAD_BYTES
 
 
-def _bounded(message: str) -> str:
+def _truncate(message: str) -> str:
     return message.encode("utf-8", "backslashreplace")[:_MESSAGE_BYTES].decode("utf-8", "ignore")

@@ -1,19 +1,17 @@
-"""
-What is saved of inputs: how to recognise each again, how far it is settled, and which part became unreachable.
-"""
+"""Saved inputs: their identity, checkpoints, and parts that became unreachable."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
 from shipper.model.records import Head, Marker, Stream, StreamKind, digest
-from shipper.state.schema import open_for_reading
-from shipper.state.sqlite import understood
+from shipper.state.schema import reading
+from shipper.state.sqlite import fetch, translate_errors
 
 _COLUMNS: Final = (
     *("stream_id", "kind", "path", "device", "inode", "compression", "size", "ended_size", "ended_ns"),
@@ -21,22 +19,17 @@ _COLUMNS: Final = (
     "settled_until",
 )
 _SETTLED: Final = ("checkpoint", "marker_bytes", "marker_digest", "settled_until", "updated_at")
-
-
 _MISTAKES_MAX: Final = 10_000
-_BETWEEN_BYTES: Final = 16  # between two records that stand beside each other; too few for a third one
-
-
-def _written(name: str) -> str:
-    """Write the value of a column; a path is bytes, which need not be UTF-8, and stands as text for who looks."""
-    return "CAST(:path AS TEXT)" if name == "path" else f":{name}"
+_GAP_BYTES: Final = 16  # between adjacent records; too small for another record
 
 
 def _upsert(updated: Sequence[str]) -> str:
-    """Write the statement that adds a stream, or updates some columns of it."""
+    """Return the statement that inserts a stream or updates some of its columns."""
     names = dict.fromkeys((*_COLUMNS, *_SETTLED))
+    # A path is bytes and may not be UTF-8; it is stored as text for readability.
+    values = ("CAST(:path AS TEXT)" if name == "path" else f":{name}" for name in names)
     return (
-        f"INSERT INTO streams ({', '.join(names)}) VALUES ({', '.join(map(_written, names))}) "
+        f"INSERT INTO streams ({', '.join(names)}) VALUES ({', '.join(values)}) "
         f"ON CONFLICT (stream_id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in updated)}"
     )
 
@@ -44,40 +37,23 @@ def _upsert(updated: Sequence[str]) -> str:
 _IDENTITY: Final = [name for name in _COLUMNS[2:] if name not in _SETTLED]
 _NOTE: Final = _upsert([*_IDENTITY, "settled_until"])
 _SAVE: Final = _upsert([*_IDENTITY, *_SETTLED])
-
-
-def _read(name: str) -> str:
-    """Write what reads a column: of a path its bytes."""
-    return "CAST(path AS BLOB)" if name == "path" else name
+_READ: Final = f"SELECT {', '.join(_COLUMNS)} FROM streams".replace(" path,", " CAST(path AS BLOB),")
 
 
 def read_started_patterns(db: sqlite3.Connection) -> dict[str, float]:
-    """Read the patterns for which a run has begun, and when."""
+    """Read the patterns used by earlier runs, with the time of first use, seconds since the epoch."""
     rows = db.execute("SELECT CAST(pattern AS BLOB), started_at FROM started_patterns")
     return {os.fsdecode(pattern): started_at for pattern, started_at in rows}
 
 
-def known_streams(directory: Path) -> list[Stream]:
-    """
-    Read the files that a state directory knows, also beside a shipper that runs; none if there is no state yet.
-
-    Raises:
-        StateError: The database cannot be read.
-    """
-    db = open_for_reading(directory)
-    if db is None:
-        return []
-    with closing(db):
-        return StreamTable(db, directory / "state.db", nullcontext).known("file")
+def read_file_streams(directory: Path) -> list[Stream]:
+    """Read the saved files of a state directory without its lock. Errors as for `reading`."""
+    with reading(directory) as db:
+        return StreamTable(db, directory / "state.db", nullcontext).load("file")
 
 
 class StreamTable:
-    """
-    The streams of a state database.
-
-    Args:
-        transaction: Does all of what is within, or nothing.
-    """
+    """The streams of a state database; `transaction` begins a write transaction."""
 
     def __init__(
         self, db: sqlite3.Connection, path: Path, transaction: Callable[[], AbstractContextManager[None]]
@@ -86,42 +62,45 @@ class StreamTable:
         self._path = path
         self._transaction = transaction
 
-    def known(self, kind: StreamKind) -> list[Stream]:
-        """Read the streams of one kind, older ones first."""
-        with understood(self._path):
-            columns = ", ".join(map(_read, _COLUMNS))
-            rows = self._db.execute(f"SELECT {columns} FROM streams WHERE kind = ? ORDER BY stream_id", (kind,))
+    def load(self, kind: StreamKind) -> list[Stream]:
+        """Return the streams of one kind, oldest first."""
+        rows = fetch(self._db, self._path, f"{_READ} WHERE kind = ? ORDER BY stream_id", (kind,))
+        with translate_errors(self._path):
             streams = [_stream_of(dict(zip(_COLUMNS, row, strict=True))) for row in rows]
-        self._note_mistakes({stream.stream_id: stream for stream in streams})
+        self._load_mistakes({stream.stream_id: stream for stream in streams})
         return streams
 
-    def _note_mistakes(self, streams: dict[int, Stream]) -> None:
+    def _load_mistakes(self, streams: dict[int, Stream]) -> None:
         """
-        Note of each stream what was refused right before its checkpoint, as its newest dead letters tell.
+        Set the streams' mistakes to the rejections right before their checkpoints, from the newest dead letters.
 
-        So a process that goes on in the middle of an input that is unlike records knows it.
+        A process that resumes in the middle of an input with no valid records needs them to detect that.
         """
         starts = {stream_id: stream.checkpoint for stream_id, stream in streams.items()}
-        with understood(self._path):
+        with translate_errors(self._path):
             rows = self._db.execute(
                 "SELECT stream_id, start_offset, end_offset, rule FROM dead_letters WHERE delivery = 'invalid' "
                 "ORDER BY id DESC LIMIT ?",
                 (_MISTAKES_MAX,),
             )
             for stream_id, start, end, rule in rows:
-                if not 0 <= starts.get(stream_id, -1) - end < _BETWEEN_BYTES:
+                if not 0 <= starts.get(stream_id, -1) - end < _GAP_BYTES:
                     break
                 starts[stream_id] = start
                 mistakes = streams[stream_id].mistakes
                 mistakes[rule] = mistakes.get(rule, 0) + 1
 
-    def youngest_id(self) -> int:
-        """Return the greatest stream id that was ever saved."""
-        with understood(self._path):
-            return int(self._db.execute("SELECT youngest_stream_id FROM totals").fetchone()[0])
+    def newest_id(self) -> int:
+        """Return the greatest stream id ever saved."""
+        return int(fetch(self._db, self._path, "SELECT youngest_stream_id FROM totals")[0][0])
+
+    def started_patterns(self) -> dict[str, float]:
+        """Return the patterns used by earlier runs, with the time of first use, seconds since the epoch."""
+        with translate_errors(self._path):
+            return read_started_patterns(self._db)
 
     def save(self, stream: Stream, checkpoint: int, tail: bytes, now_s: float) -> None:
-        """Write a stream within a transaction; `tail` are the last bytes before the checkpoint."""
+        """Save a stream within a transaction; `tail` is the last bytes before the checkpoint."""
         settled = {
             "checkpoint": checkpoint,
             "marker_bytes": len(tail),
@@ -133,7 +112,7 @@ class StreamTable:
     def _write(self, statement: str, stream: Stream, changes: dict[str, object]) -> None:
         self._db.execute(statement, _row_of(stream) | changes)
         if stream.inode:
-            # The file was truncated, or its inode was given to another one: the older stream may live on in a copy.
+            # The file was truncated or its inode reused; a copy may still be found for the older stream.
             self._db.execute(
                 "UPDATE streams SET device = 0, inode = 0 "
                 "WHERE kind = ? AND device = ? AND inode = ? AND stream_id < ?",
@@ -143,11 +122,11 @@ class StreamTable:
 
     def begin(self, streams: Iterable[tuple[Stream, bytes]], patterns: Iterable[str], now_s: float) -> None:
         """
-        Save where streams begin that are not read from their beginning.
+        Save the checkpoints of streams that are not read from their beginning.
 
         Args:
-            streams: Each with the last bytes before its checkpoint.
-            patterns: Of `input.include`: what they match from now on is read from its beginning.
+            streams: With the last bytes before their checkpoints.
+            patterns: Of `input.include`; files that match them later are read from their beginning.
         """
         with self._transaction():
             for stream, tail in streams:
@@ -158,27 +137,13 @@ class StreamTable:
             )
 
     def note(self, streams: Iterable[Stream], now_s: float) -> None:
-        """
-        Save where streams are and how much they hold.
-
-        A checkpoint that is saved stays what it is: another thread may just be moving it.
-        """
+        """Save the identity and size of streams, but not the checkpoint, which another thread may be updating."""
         with self._transaction():
             for stream in streams:
                 self._write(_NOTE, stream, {"updated_at": now_s})
 
-    def started_patterns(self) -> dict[str, float]:
-        """Return the patterns for which a run has begun before, and when, seconds since the epoch."""
-        with understood(self._path):
-            return read_started_patterns(self._db)
-
     def note_unreachable(self, streams: Iterable[Stream], now_s: float) -> list[tuple[Stream, int]]:
-        """
-        Note inputs that are gone with something unread.
-
-        Returns:
-            Those that were not noted before, with the bytes that are known to be out of reach.
-        """
+        """Save inputs that were gone before all was read; return the new ones with their unread bytes."""
         noted = []
         with self._transaction():
             for stream in streams:
@@ -193,13 +158,13 @@ class StreamTable:
         return noted
 
     def forget(self, stream_ids: Iterable[int]) -> None:
-        """Drop streams whose input no longer exists; their dead letters and counts stay."""
+        """Delete streams whose input no longer exists; their dead letters and counts stay."""
         with self._transaction():
-            self._db.executemany("DELETE FROM streams WHERE stream_id = ?", [(each,) for each in stream_ids])
+            self._db.executemany("DELETE FROM streams WHERE stream_id = ?", [(number,) for number in stream_ids])
 
 
 def _row_of(stream: Stream) -> dict[str, object]:
-    """Return the columns of a stream; what another thread may replace is taken as it is now, and once."""
+    """Return the columns of a stream; attributes that another thread may replace are read once."""
     head, marker = stream.head, stream.marker
     row: dict[str, object] = {name: getattr(stream, name) for name in _COLUMNS if name in Stream.__struct_fields__}
     row |= {"checkpoint": marker.checkpoint, "marker_bytes": marker.length, "marker_digest": marker.digest}

@@ -1,1 +1,1 @@
-"""The status of a run: the snapshot of a running shipper, what is read from the state, and the wording of both."""
+"""The status of a run: snapshots of the running shipper and of the state, and their description."""

@@ -1,4 +1,4 @@
-"""A snapshot as JSON: what `GET /status` answers, and what `shipper status --format json` prints."""
+"""The JSON document of a snapshot, for `GET /status` and `shipper status --format json`."""
 
 from __future__ import annotations
 
@@ -10,46 +10,45 @@ from msgspec.structs import replace
 
 from shipper.status.headline import headline_of, notices
 from shipper.status.live import Live
-from shipper.status.overview import Overview
 from shipper.status.snapshot import Snapshot
 
 STREAMS_SHOWN: Final = 20
-_USUAL_DIRECTORY: Final = "/var/lib/shipper"
+_DEFAULT_DIRECTORY: Final = "/var/lib/shipper"
 
 
-def document(seen: Snapshot, streams: int | None = STREAMS_SHOWN) -> dict[str, Any]:
+def document(snapshot: Snapshot, streams: int | None = STREAMS_SHOWN) -> dict[str, Any]:
     """
-    Write a snapshot as what will be JSON.
+    Return a snapshot as builtin types, ready for JSON.
 
     Args:
-        streams: How many inputs to name; None = all.
+        streams: Maximum number of inputs to list; None = all.
     """
+    state = snapshot.state
+    listed = replace(state, streams=state.streams[:streams], unreachable=state.unreachable[-STREAMS_SHOWN:])
     return {
-        "headline": to_builtins(headline_of(seen)),
+        "headline": to_builtins(headline_of(snapshot)),
         "summary": {
-            "notices": notices(seen.live),
-            "seconds_to_go": seen.seconds_to_go,
-            "dead_letters_kept": seen.kept,
-            "unreachable_bytes": seen.unreachable_bytes,
-            "expiring": seen.expiring,
-            "options": _options(seen.live),
+            "notices": notices(snapshot.live),
+            "seconds_to_go": snapshot.seconds_to_go,
+            "dead_letters_kept": state.kept,
+            "unreachable_bytes": snapshot.unreachable_bytes,
+            "expiring": snapshot.expiring,
+            "options": _options(snapshot.live),
         },
-        "process_id": seen.process_id,
-        "troubles": seen.troubles,
-        "live": to_builtins(seen.live),
-        "state": state_document(seen.state or Overview(), streams),
-        "report": to_builtins(seen.report),
+        "process_id": snapshot.process_id,
+        "troubles": snapshot.troubles,
+        "live": to_builtins(snapshot.live),
+        "state": {
+            **to_builtins(listed),
+            "stream_count": len(state.streams),
+            "streams_behind": len(state.behind),
+            "lag_bytes": state.lag_bytes,
+        },
+        "report": to_builtins(snapshot.report),
     }
 
 
-def state_document(state: Overview, streams: int | None = STREAMS_SHOWN) -> dict[str, Any]:
-    """Write what the state says; inputs, and those that were gone before they were read, are listed up to a limit."""
-    shown = replace(state, streams=state.streams[:streams], unreachable=state.unreachable[-STREAMS_SHOWN:])
-    numbers = {"stream_count": len(state.streams), "streams_behind": len(state.behind), "lag_bytes": state.lag_bytes}
-    return {**to_builtins(shown), **numbers}
-
-
 def _options(live: Live | None) -> str:
-    """Return the options with which a command finds the same state, for a shell; empty for the usual place."""
+    """Return the shell-quoted options that select the same state directory; empty for the default one."""
     directory = live.state_directory if live else ""
-    return "" if directory in {"", _USUAL_DIRECTORY} else shlex.join(["--set", f"state.directory={directory}"])
+    return "" if directory in {"", _DEFAULT_DIRECTORY} else shlex.join(["--set", f"state.directory={directory}"])

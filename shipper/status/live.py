@@ -1,18 +1,34 @@
 """
 The snapshot of a running shipper; logs, metrics, the status page and `shipper status` render it.
 
-It is made once a second by the event loop that ships, and kept in the state directory as `live.json`, so that it can
-be read without asking the process, and after its end.
+The main event loop takes one every second. The latest is available to other threads, and written to `live.json` in the
+state directory, where other processes can read it, also after the process has ended.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import os
+import threading
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Literal
 
+import anyio
+import msgspec
+from anyio.to_thread import run_sync
 from msgspec import Struct
+from msgspec.structs import replace
 
 from shipper.model.group import GroupState
 from shipper.model.units import several, size
+
+LIVE_FILE: Final = "live.json"
+_MAX_BYTES: Final = 1 << 20
+_WRITE_INTERVAL_S: Final = 1.0
+_UNCHANGED_S: Final = 30.0  # write interval without changes, as a sign of life
+_POINT_INTERVAL_S: Final = 2.0
+_POINTS_MAX: Final = 900  # half an hour
 
 Phase = Literal["starting", "running", "draining", "stopped"]
 
@@ -22,12 +38,12 @@ class Pause(Struct, frozen=True):
     Why nothing is delivered or saved at the moment.
 
     Attributes:
-        reason: One word, a key of `pauses.ADVICE`.
-        message: What happened, for a person.
+        reason: A key of `pauses.ADVICE`.
+        message: What happened, for humans.
         advice: What to do about it.
         since: Seconds since the epoch.
-        next_probe_at: When it is tried again, seconds since the epoch; None if that is not known.
-        gives_up_at: When the run ends if nothing changes by then, seconds since the epoch; None = never.
+        next_probe_at: Time of the next attempt, seconds since the epoch; None if unknown.
+        gives_up_at: When the run gives up if nothing changes, seconds since the epoch; None = never.
     """
 
     reason: str
@@ -38,8 +54,8 @@ class Pause(Struct, frozen=True):
     gives_up_at: float | None = None
 
 
-class PauseBefore(Struct, frozen=True):
-    """A pause that is over; its times are of the looks that saw it begin and end, seconds since the epoch."""
+class PastPause(Struct, frozen=True):
+    """A pause that has ended; its times are those of snapshots, seconds since the epoch."""
 
     reason: str
     since: float
@@ -48,39 +64,39 @@ class PauseBefore(Struct, frozen=True):
 
 class Live(Struct, frozen=True, kw_only=True):
     """
-    A shipper at one moment. Counts are of this process, from its start; `read` is the sum of the other four.
+    A snapshot of a running shipper. Counts are those of this process; `read` is the sum of the other four.
 
     Attributes:
-        command: Such as `run`; `library` for an application that embeds it.
-        destination: The service's address.
-        working_directory: What relative paths are relative to; empty if its name is not UTF-8.
-        at: When this was made, seconds since the epoch, like all moments here.
-        outcome: How it ended, once it has: a word of `pipeline.Outcome`, or `failed`.
-        input_ended: The input was read to its end.
-        pending: Records that were read and are not settled yet.
-        dead_letters: Records that were refused, by rule.
-        settled_bytes: Of all inputs, by this process.
         engine: `native` or `pure`: what scans ordinary records.
-        total_bytes: Of an input with an end, its size, if known.
-        accepted_per_second, settled_bytes_per_second: Of the last ten seconds.
-        lag_bytes: Known to exist and not settled, of all inputs.
+        command: For example `run`; `library` if embedded in an application.
+        destination: The service's address.
+        working_directory: Base of relative paths; empty if its name is not UTF-8.
+        at: Time of the snapshot, seconds since the epoch like all times here.
+        outcome: How the run ended, a value of `pipeline.Outcome` or `failed`; empty while it is running.
+        input_ended: The input was read to its end.
+        pending: Records read and not settled yet.
+        dead_letters: Rejected records by rule.
+        settled_bytes: Bytes of all inputs settled by this process.
+        total_bytes: Size of an input with an end, if known.
+        accepted_per_second, settled_bytes_per_second: Averages over the last ten seconds.
+        lag_bytes: Known unsettled bytes of all inputs.
         unmatched, unreadable, unreadable_count, has_looked: See `Backlog`.
-        spool_bytes: Of standard input, on disk.
-        oldest_unsettled_seconds: How long the oldest record that was read has been waiting; None if none has.
-        unreachable_bytes: Of inputs that were gone before they were read, noticed by this process.
+        spool_bytes: Bytes of standard input on disk.
+        oldest_unsettled_seconds: Age of the oldest record read and not settled; None if there is none.
+        unreachable_bytes: Unread bytes of inputs that disappeared during this run.
         commits: Transactions of the state store.
-        requests: Answers by status, such as `202`, or `none` where there was none.
-        retries: Repeated attempts, by reason.
-        latency_p50_seconds, latency_p95_seconds: Of the answers of the last second that had some; None before any.
-        latency_counts: Requests by bucket of `sender.BUCKETS`, and beyond the last.
+        requests: Answers by status, such as `202`; `none` counts requests without an answer.
+        retries: Retries by cause.
+        latency_p50_seconds, latency_p95_seconds: Latency in the last second with answers; None before the first.
+        latency_counts: Requests by bucket of `sender.BUCKETS`, and above the last.
         latency_total_seconds: Sum over all requests.
-        concurrency_limit: Requests that may be in flight.
-        token_expires_at, certificate_expires_at: None if there is no expiry, or it is not known (yet).
-        pauses: Empty while all is well.
-        last_pause: The one that ended last.
-        reload_error: Why the last attempt to read the settings again changed nothing; empty if it did not fail.
-        restart_needed: Settings that changed, and take effect at the next start.
-        group: Of a member of a consumer group; None = there is none.
+        concurrency_limit: Limit of requests in flight.
+        token_expires_at, certificate_expires_at: None if there is no expiry, or it is unknown.
+        pauses: Current pauses; empty if delivery works.
+        last_pause: The pause that ended last.
+        reload_error: Why the last reload of the settings failed; empty if it did not.
+        restart_needed: Changed settings that take effect at the next start.
+        group: State of the consumer group member; None = not a member.
     """
 
     version: str
@@ -127,30 +143,33 @@ class Live(Struct, frozen=True, kw_only=True):
     token_expires_at: float | None = None
     certificate_expires_at: float | None = None
     pauses: list[Pause] = []
-    last_pause: PauseBefore | None = None
+    last_pause: PastPause | None = None
     reload_error: str = ""
     restart_needed: list[str] = []
     group: GroupState | None = None
 
     @property
     def behind(self) -> str:
-        """What is left to settle, in words: bytes, or records of a consumer group; empty if nothing is."""
+        """Description of the lag: bytes, or records of a consumer group; empty if there is none."""
         if self.group is not None:
             return several(self.group.lag_records, "record") if self.group.lag_records else ""
         return size(self.lag_bytes) if self.lag_bytes else ""
 
     @property
     def troubles(self) -> list[str]:
-        """What keeps inputs from being read, in words."""
+        """Messages about inputs that cannot be read."""
         more = self.unreadable_count - len(self.unreadable)
         rest = [f"{several(more, 'more file')} cannot be read"] if more > 0 else []
         return [*self.unreadable, *rest, *self.unmatched]
 
 
-class Moment(Struct, frozen=True, array_like=True):
+class ChartPoint(Struct, frozen=True, array_like=True):
     """
-    One point of the charts: `at`, seconds since the epoch; accepted per second; latency (median and 95th percentile of
-    the answers since the last point, seconds; None without any); requests in flight; bytes of lag; whether it paused.
+    A point of the charts.
+
+    Attributes:
+        at: Seconds since the epoch.
+        latency_p50_seconds, latency_p95_seconds: Of the answers since the last point; None if there were none.
     """
 
     at: float
@@ -160,3 +179,85 @@ class Moment(Struct, frozen=True, array_like=True):
     in_flight: int
     lag_bytes: int
     is_paused: bool
+
+
+class Board:
+    """Holds the latest snapshot and the points of the charts, for readers in other threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._points: deque[ChartPoint] = deque(maxlen=_POINTS_MAX)
+        self._requests = 0
+        self.live: Live | None = None
+
+    def publish(self, live: Live) -> None:
+        with self._lock:
+            self.live = live
+            if not self._points or live.at >= self._points[-1].at + _POINT_INTERVAL_S or live.at < self._points[-1].at:
+                self._points.append(self._point(live))
+
+    def _point(self, live: Live) -> ChartPoint:
+        requests = sum(live.requests.values())
+        is_quiet, self._requests = requests == self._requests, requests
+        return ChartPoint(
+            round(live.at, 3),
+            live.accepted_per_second,
+            None if is_quiet else live.latency_p50_seconds,
+            None if is_quiet else live.latency_p95_seconds,
+            live.in_flight,
+            live.lag_bytes,
+            bool(live.pauses),
+        )
+
+    def points(self, since: float) -> list[ChartPoint]:
+        """Return the points after a time in seconds since the epoch, oldest first."""
+        with self._lock:
+            return [point for point in self._points if point.at > since]
+
+
+class LiveFile:
+    """
+    Writes the latest snapshot to a state directory, once a second while it changes.
+
+    The file is replaced atomically, with mode 0600; it need not survive a power failure.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._latest: Live | None = None
+        self._written: Live | None = None
+
+    def update(self, live: Live) -> None:
+        """Set the snapshot for the next write."""
+        self._latest = live
+
+    async def write_periodically(self) -> None:
+        """Write once a second until cancelled; call `write` for the last snapshot."""
+        while True:
+            await run_sync(self.write)
+            await anyio.sleep(_WRITE_INTERVAL_S)
+
+    def write(self) -> None:
+        """Write the latest snapshot if it has changed; ignore errors, as the state store reports a full disk."""
+        live, before = self._latest, self._written
+        if live is None:
+            return
+        if before is not None and live.at < before.at + _UNCHANGED_S and replace(live, at=before.at) == before:
+            return
+        temporary = self._directory / f".{LIVE_FILE}"
+        with suppress(OSError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(temporary, flags, 0o600), "wb") as file:
+                file.write(msgspec.json.encode(live))
+            temporary.replace(self._directory / LIVE_FILE)
+            self._written = live
+
+
+def read_live(directory: Path) -> Live | None:
+    """Read the last snapshot in a state directory; None if it is missing or was written by another version."""
+    try:
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC  # do not wait if it is a pipe
+        with open(os.open(directory / LIVE_FILE, flags), "rb") as file:
+            return msgspec.json.decode(file.read(_MAX_BYTES), type=Live)
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
+        return None

@@ -1,8 +1,8 @@
 """
-Logs: structlog to stderr, JSON lines for machines, coloured text for a terminal.
+Logging with structlog to stderr: JSON lines, or coloured text on a terminal.
 
-However bad a day is, the log stays readable and small: of each event, by its name, some lines are written at once and
-then one every half minute, with the number of those that were left out. At level debug all are written.
+Frequent events are rate-limited to keep the log readable and small: after a burst of lines with the same event name,
+one line is written every half minute, with the number of omitted ones. Level debug writes all lines.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from msgspec import Struct
 from shipper.model.printable import printable, printable_json
 from shipper.system.stderr import ForgivingStderr
 
-_BURST: Final = 10  # lines of an event at once
-_REFILL_S: Final = 30.0  # and then one in so many seconds
+_BURST: Final = 10  # lines of an event
+_REFILL_S: Final = 30.0  # time per line after the burst
 _LEVELS: Final = logging.getLevelNamesMapping()
 
 _Event = MutableMapping[str, Any]
@@ -30,37 +30,37 @@ _encode: Final = msgspec.json.Encoder(enc_hook=repr).encode
 def _to_json(event: dict[str, Any], **_: Any) -> str:
     try:
         return printable_json(_encode(event).decode())
-    except UnicodeEncodeError:  # a name of a file that is not UTF-8, in some message
-        return _encode(_written_out(event)).decode()
+    except UnicodeEncodeError:  # a file name that is not UTF-8
+        return _encode(_escape(event)).decode()
 
 
-def _written_out(value: Any, keep: str = "") -> Any:
-    """Escape control characters in all texts of a value."""
+def _escape(value: Any, keep: str = "") -> Any:
+    """Escape control characters in all strings of a value."""
     if isinstance(value, str):
         return printable(value, keep=keep)
     if isinstance(value, dict):
-        return {_written_out(key): _written_out(each, keep) for key, each in value.items()}
-    return [_written_out(each, keep) for each in value] if isinstance(value, list | tuple) else value
+        return {_escape(key): _escape(item, keep) for key, item in value.items()}
+    return [_escape(item, keep) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _for_a_terminal(_: Any, __: str, event: _Event) -> _Event:
-    """Escape control characters before the renderer for people; a traceback keeps its lines."""
-    return {key: _written_out(value, "\n" if key == "exception" else "") for key, value in event.items()}
+def _escape_event(_: Any, __: str, event: _Event) -> _Event:
+    """Escape control characters for a terminal, except for the newlines of a traceback."""
+    return {key: _escape(value, "\n" if key == "exception" else "") for key, value in event.items()}
 
 
-class _Allowance(Struct):
-    """How many lines of an event may be written at once, as of a moment, and how many were left out."""
+class _TokenBucket(Struct):
+    """The rate limit of one event: lines allowed at a time, and lines omitted."""
 
     lines: float
     at: float
     left_out: int = 0
 
 
-class _Gate:
-    """The first processor: drops what is below the level, and frequent repeats."""
+class _Filter:
+    """The first processor: drops lines below the level, and frequent repeats."""
 
     def __init__(self) -> None:
-        self._allowances: dict[str, _Allowance] = {}
+        self._buckets: dict[str, _TokenBucket] = {}
         self.level = logging.INFO
         self.now: Callable[[], float] = lambda: 0.0
 
@@ -73,39 +73,39 @@ class _Gate:
 
     def _limit(self, event: _Event) -> None:
         now = self.now()
-        allowance = self._allowances.setdefault(event["event"], _Allowance(_BURST, now))
-        allowance.lines = min(_BURST, allowance.lines + (now - allowance.at) / _REFILL_S)
-        allowance.at = now
-        if allowance.lines < 1:
-            allowance.left_out += 1
+        bucket = self._buckets.setdefault(event["event"], _TokenBucket(_BURST, now))
+        bucket.lines = min(_BURST, bucket.lines + (now - bucket.at) / _REFILL_S)
+        bucket.at = now
+        if bucket.lines < 1:
+            bucket.left_out += 1
             raise structlog.DropEvent
-        allowance.lines -= 1
-        if allowance.left_out:
-            event["left_out"] = allowance.left_out
-            allowance.left_out = 0
+        bucket.lines -= 1
+        if bucket.left_out:
+            event["left_out"] = bucket.left_out
+            bucket.left_out = 0
 
     def take_left_out(self) -> dict[str, int]:
-        left_out = {name: each.left_out for name, each in list(self._allowances.items()) if each.left_out}
+        left_out = {name: bucket.left_out for name, bucket in list(self._buckets.items()) if bucket.left_out}
         for name in left_out:
-            self._allowances[name].left_out = 0
+            self._buckets[name].left_out = 0
         return left_out
 
 
-_gate: Final = _Gate()
+_filter: Final = _Filter()
 
 
 def set_level(level: str) -> None:
-    """Write only what is at least `debug`, `info`, `warning` or `error`; holds at once, for all loggers."""
-    _gate.level = _LEVELS[level.upper()]
+    """Set the level of all loggers: `debug`, `info`, `warning` or `error`."""
+    _filter.level = _LEVELS[level.upper()]
 
 
 def take_left_out() -> dict[str, int]:
-    """Return how many lines of each event were left out since the last call."""
-    return _gate.take_left_out()
+    """Return the number of lines omitted since the last call, by event."""
+    return _filter.take_left_out()
 
 
 def is_json(format: Literal["auto", "json", "console"]) -> bool:
-    """Return whether logs of this format are JSON lines, with standard error as it is."""
+    """Return whether this format means JSON lines, given the current standard error."""
     return format == "json" or (format == "auto" and not sys.stderr.isatty())
 
 
@@ -116,10 +116,10 @@ def configure_logs(level: str, format: Literal["auto", "json", "console"], *, no
     Args:
         level: `debug`, `info`, `warning` or `error`.
         format: `auto` is `console` on a terminal and `json` otherwise.
-        now: A clock that does not jump, seconds.
+        now: Monotonic clock, seconds.
     """
     set_level(level)
-    _gate.now = now
+    _filter.now = now
     renderer: Any = (
         structlog.processors.JSONRenderer(serializer=_to_json)
         if is_json(format)
@@ -127,17 +127,17 @@ def configure_logs(level: str, format: Literal["auto", "json", "console"], *, no
     )
     structlog.configure(
         processors=[
-            _gate,
+            _filter,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            # No local variables in tracebacks: they hold records and secrets.
+            # No local variables in tracebacks: they may contain records and secrets.
             structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
             if is_json(format)
             else structlog.processors.format_exc_info,
-            *([] if is_json(format) else [_for_a_terminal]),
+            *([] if is_json(format) else [_escape_event]),
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),  # what is written, the gate tells
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),  # `_filter` applies the level
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, ForgivingStderr())),
         cache_logger_on_first_use=True,
     )

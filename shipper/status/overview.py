@@ -1,4 +1,4 @@
-"""Reads a state directory, whether a shipper is running or not. Nothing here writes."""
+"""An overview of a state directory, read with or without a running shipper."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -14,22 +14,21 @@ from msgspec import Struct
 
 from shipper.model.records import DeliveryClass, shown
 from shipper.state.accepted_ids import Window, window_of
-from shipper.state.letters import EVERYTHING, Letters, kept_by_rule
-from shipper.state.schema import open_for_reading
-from shipper.state.sqlite import understood
+from shipper.state.letters import EVERYTHING, Letters, letter_counts
+from shipper.state.schema import reading
 from shipper.state.streams import read_started_patterns
 
-_LETTERS: Final = 10  # the newest ones
-_RECENT: Final = 1_000  # letters that are looked through for the newest one of each input
-_Place = tuple[int, int]  # device and inode
-_Seen = tuple[int, int]  # size and time of the last change, in nanoseconds
+_LETTERS: Final = 10
+_RECENT: Final = 1_000  # letters searched for the newest one of each input
+_FileId = tuple[int, int]  # device and inode
+_Stat = tuple[int, int]  # size, and time of the last change in nanoseconds
 
 
 class _Row(NamedTuple):
-    """A file as the table of streams has it."""
+    """A file in the table of streams."""
 
     stream_id: int
-    path: bytes  # it need not be UTF-8
+    path: bytes  # may not be UTF-8
     device: int
     inode: int
     size: int
@@ -45,8 +44,8 @@ class _Row(NamedTuple):
 _COLUMNS: Final = ", ".join(_Row._fields).replace("path", "CAST(path AS BLOB)")
 
 
-class Present(NamedTuple):
-    """A file to ship, whether it is known as an input yet or not."""
+class InputFile(NamedTuple):
+    """A file that `input.include` matches."""
 
     path: str
     device: int
@@ -56,7 +55,7 @@ class Present(NamedTuple):
 
 
 class NewestLetter(Struct, frozen=True):
-    """The newest dead letter of an input: `rule` is why it was refused, `last_at` when, seconds since the epoch."""
+    """The newest dead letter of an input; `last_at` is when it was rejected, seconds since the epoch."""
 
     id: int
     rule: str
@@ -65,18 +64,18 @@ class NewestLetter(Struct, frozen=True):
 
 class StreamState(Struct, frozen=True):
     """
-    How far an input is settled.
+    The progress of an input.
 
     Attributes:
-        stream_id: 0 = a file that is there and was not looked at by any shipper yet.
-        size: Bytes of content that are known to exist.
-        checkpoint: Bytes that are settled and saved; 0 if what they were was cut off, and the file has others now.
-        lag_bytes: What is in between. That of an archive that is not read to its end is not known, and less here.
+        stream_id: 0 = a file that no shipper has opened yet.
+        size: Known bytes of content.
+        checkpoint: Bytes settled and saved; 0 if the file was truncated below that and has new content.
+        lag_bytes: Difference of the two; too small for an archive that has not been read to its end.
         compression: Empty = not compressed.
         updated_at: When the checkpoint was saved, seconds since the epoch.
-        delivered_until: All that was written to it up to then is settled; the moment of this look if all of it is.
-            None = not known.
-        newest_dead_letter: None = it has none among the newest thousand of all inputs.
+        delivered_until: Everything written to it up to this time is settled; the time of the overview if all of it is.
+            None = unknown.
+        newest_dead_letter: None = none among the newest thousand of all inputs.
     """
 
     stream_id: int
@@ -92,10 +91,10 @@ class StreamState(Struct, frozen=True):
 
 class SpoolState(Struct, frozen=True):
     """
-    What is kept of standard input: segments, their bytes, and how many of these are not settled.
+    The spool of standard input: number of segments, their bytes, and unsettled bytes.
 
     Attributes:
-        delivered_until: All that was read from standard input up to then is settled; as for a stream.
+        delivered_until: Everything read from standard input up to this time is settled; see `StreamState`.
     """
 
     segments: int = 0
@@ -105,7 +104,7 @@ class SpoolState(Struct, frozen=True):
 
 
 class UnreachableInput(Struct, frozen=True):
-    """An input that was gone before it was read to its end, and how much of it is known to be missing."""
+    """An input that disappeared before it was read to its end, and its unread bytes."""
 
     stream_id: int
     path: str
@@ -113,14 +112,14 @@ class UnreachableInput(Struct, frozen=True):
     noticed_at: float
 
 
-class LetterBrief(Struct, frozen=True, kw_only=True):
+class LetterSummary(Struct, frozen=True, kw_only=True):
     """
-    A dead letter in brief.
+    A summary of a dead letter.
 
     Attributes:
-        offset: Where the record begins in its input, bytes.
-        message: What is wrong, if that was found here; empty for the service's words, which may quote a record.
-        last_at: When it was refused last, seconds since the epoch.
+        offset: Byte offset of the record in its input.
+        message: Empty if the message is the service's, which may quote a record.
+        last_at: When it was last rejected, seconds since the epoch.
     """
 
     id: int
@@ -136,17 +135,17 @@ class LetterBrief(Struct, frozen=True, kw_only=True):
 
 class Overview(Struct, frozen=True, kw_only=True):
     """
-    The state at one moment; counts are of all time, and `read == accepted + dead_lettered + duplicates`, as what is
-    pending lies behind.
+    The state at one time. Counts are all-time; `read == accepted + dead_lettered + duplicates`, as only records before
+    the checkpoints count.
 
     Attributes:
-        at: That moment, seconds since the epoch.
-        purged: Of `dead_lettered`, how many were deleted, by `dead-letters purge` or for their age.
-        streams: The one with most lag first.
-        dead_letters: How many are kept, by rule.
-        letters_without_record: Of those that are kept, how many tell but where their record stands in its input.
+        at: Seconds since the epoch.
+        purged: Those of `dead_lettered` that were deleted, by `dead-letters purge` or because of their age.
+        streams: Sorted by lag, largest first.
+        dead_letters: Stored dead letters by rule.
+        letters_without_record: Stored dead letters with only the position of their record.
         unreachable_bytes: Of all inputs, ever.
-        dedupe_window: How far the EventIds reach back that later runs know.
+        dedupe_window: The EventIds remembered for later runs.
     """
 
     at: float = 0.0
@@ -160,69 +159,65 @@ class Overview(Struct, frozen=True, kw_only=True):
     dead_letters: dict[str, int] = {}
     dead_letter_bytes: int = 0
     letters_without_record: int = 0
-    newest_dead_letters: list[LetterBrief] = []
+    newest_dead_letters: list[LetterSummary] = []
     unreachable_bytes: int = 0
     unreachable: list[UnreachableInput] = []
     dedupe_window: Window = Window()
 
     @property
     def has_inputs(self) -> bool:
-        """Whether any input was read yet, or is known."""
+        """Whether any input is known or was ever read."""
         return bool(self.streams or self.spool.segments or self.read)
 
     @property
     def kept(self) -> int:
+        """Number of stored dead letters."""
         return sum(self.dead_letters.values())
 
     @property
     def lag_bytes(self) -> int:
-        """Of all files."""
-        return sum(each.lag_bytes for each in self.streams)
+        """Lag of all files."""
+        return sum(stream.lag_bytes for stream in self.streams)
 
-    def is_whole(self, part: StreamState | SpoolState) -> bool:
-        """Return whether all of an input or of the spool is settled, as of this look."""
-        return part.delivered_until == self.at
+    @property
+    def total_lag_bytes(self) -> int:
+        """Lag of all files and standard input."""
+        return self.lag_bytes + self.spool.lag_bytes
 
     @property
     def behind(self) -> list[StreamState]:
-        """The streams that are not settled to their end, the one with most lag first."""
-        return [each for each in self.streams if not self.is_whole(each)]
+        """The streams not settled to their end, largest lag first."""
+        return [stream for stream in self.streams if stream.delivered_until != self.at]
 
     @property
     def delivered_until(self) -> float | None:
-        """All that was written to all inputs up to then is settled; None = not known, or there is no input yet."""
+        """Everything written to all inputs up to this time is settled; None = unknown, or there is no input yet."""
         if not self.has_inputs:
             return None
-        return earliest([*(each.delivered_until for each in self.streams), self.spool.delivered_until])
+        return earliest([*(stream.delivered_until for stream in self.streams), self.spool.delivered_until])
 
 
-def earliest(moments: Iterable[float | None]) -> float | None:
-    """Return the earliest moment; None if one of them is not known, or if there are none."""
-    known = list(moments)
-    return None if None in known else min((each for each in known if each is not None), default=None)
+def earliest(times: Iterable[float | None]) -> float | None:
+    """Return the earliest time; None if one is unknown, or if there are none."""
+    all_times = list(times)
+    return None if None in all_times else min((time for time in all_times if time is not None), default=None)
 
 
-def look_at(directory: Path, at: float = 0.0, present: Iterable[Present] = ()) -> Overview | None:
+def read_overview(directory: Path, at: float = 0.0, files: Iterable[InputFile] = ()) -> Overview:
     """
-    Read the state; the caller need not hold the lock.
+    Read the state of a directory without its lock.
 
     Args:
-        at: The time, seconds since the epoch, taken before; for those who want to know what was delivered until when.
-        present: The files that are to be shipped; they tell of inputs that no shipper has looked at yet, and of those
-            that were renamed while none was running.
-    Returns:
-        None if there is no state yet.
+        at: The time before this call, seconds since the epoch; only needed for `delivered_until`.
+        files: The files matched by `input.include`, some of which may be new or renamed since a shipper was running.
     Raises:
         StateError: As for `Store`.
     """
-    db = open_for_reading(directory)
-    if db is None:
-        return None
-    with closing(db), understood(directory / "state.db"):
-        db.execute("BEGIN")  # so that all of it is of one moment
+    with reading(directory) as db:
         totals = db.execute(
             "SELECT read, accepted, dead_lettered, duplicates, purged, dead_letter_bytes, unreachable_bytes FROM totals"
         ).fetchone()
+        gone = db.execute("SELECT stream_id, path, bytes, noticed_at FROM unreachable ORDER BY noticed_at")
         return Overview(
             at=at,
             read=totals[0],
@@ -232,91 +227,80 @@ def look_at(directory: Path, at: float = 0.0, present: Iterable[Present] = ()) -
             purged=totals[4],
             dead_letter_bytes=totals[5],
             unreachable_bytes=totals[6],
-            streams=_stream_states(db, at, present),
+            streams=_stream_states(db, at, files),
             spool=_spool_state(db, directory / "spool", at),
-            dead_letters=kept_by_rule(db),
+            dead_letters=letter_counts(db),
             letters_without_record=db.execute("SELECT count(*) FROM dead_letters WHERE length(raw) = 0").fetchone()[0],
             newest_dead_letters=_newest_letters(db, directory / "state.db"),
             dedupe_window=window_of(db),
-            unreachable=[
-                UnreachableInput(*row)
-                for row in db.execute("SELECT stream_id, path, bytes, noticed_at FROM unreachable ORDER BY noticed_at")
-            ],
+            unreachable=[UnreachableInput(*row) for row in gone],
         )
 
 
-def followed_since(directory: Path) -> dict[str, float]:
-    """
-    Read since when each pattern is followed, seconds since the epoch; none if there is no state yet.
-
-    Raises:
-        StateError: As for `Store`.
-    """
-    db = open_for_reading(directory)
-    if db is None:
-        return {}
-    with closing(db), understood(directory / "state.db"):
+def started_patterns(directory: Path) -> dict[str, float]:
+    """Read when the patterns were first used, seconds since the epoch. Errors as for `Store`."""
+    with reading(directory) as db:
         return read_started_patterns(db)
 
 
 # Files ------------------------------------------------------------------------------------------------------------
 
 
-def _stream_states(db: sqlite3.Connection, at: float, present: Iterable[Present]) -> list[StreamState]:
-    there = {(each.device, each.inode): each for each in present}
+def _stream_states(db: sqlite3.Connection, at: float, files: Iterable[InputFile]) -> list[StreamState]:
+    new_files = {(file.device, file.inode): file for file in files}
     newest = _newest_by_stream(db)
     states = []
-    folders: dict[str, dict[_Place, str]] = {}
+    folders: dict[str, dict[_FileId, str]] = {}
     for row in map(_Row._make, db.execute(f"SELECT {_COLUMNS} FROM streams WHERE kind = 'file'")):
-        path, place = os.fsdecode(row.path), (row.device, row.inode)
-        found = there.pop(place, None)
-        now = (found.size, found.changed_ns) if found else _seen(path, place)
+        path, file_id = os.fsdecode(row.path), (row.device, row.inode)
+        file = new_files.pop(file_id, None)
+        now = (file.size, file.changed_ns) if file else _stat_file(path, file_id)
         if now is None and row.inode:
-            now = _seen_beside(path, place, folders)
-        states.append(_stream_state(row, found.path if found else shown(path), now, at, newest.get(row.stream_id)))
-    states += [StreamState(0, each.path, each.size, 0, each.size, "", 0.0) for each in there.values() if each.size]
-    states.sort(key=lambda each: (-each.lag_bytes, each.delivered_until == at, -each.updated_at))
+            now = _stat_renamed(path, file_id, folders)
+        states.append(_stream_state(row, file.path if file else shown(path), now, at, newest.get(row.stream_id)))
+    states += [StreamState(0, file.path, file.size, 0, file.size, "", 0.0) for file in new_files.values() if file.size]
+    states.sort(key=lambda state: (-state.lag_bytes, state.delivered_until == at, -state.updated_at))
     return states
 
 
-def _seen(path: str, place: _Place) -> _Seen | None:
-    """Look at a file; None if it is somewhere else, or gone: then what was seen last has to do."""
+def _stat_file(path: str, file_id: _FileId) -> _Stat | None:
+    """Return the size and time of a file; None if it is not at this path."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
         return None
-    return (status.st_size, status.st_mtime_ns) if (status.st_dev, status.st_ino) == place else None
+    return (status.st_size, status.st_mtime_ns) if (status.st_dev, status.st_ino) == file_id else None
 
 
-def _seen_beside(path: str, place: _Place, folders: dict[str, dict[_Place, str]]) -> _Seen | None:
-    """Look at a file that was renamed in its folder since a shipper looked at it last; None = it is gone."""
+def _stat_renamed(path: str, file_id: _FileId, folders: dict[str, dict[_FileId, str]]) -> _Stat | None:
+    """Return the size and time of a file that was renamed within its folder; None if it is not there."""
     folder = os.path.dirname(path) or "."
     if folder not in folders:
         folders[folder] = {}
         with suppress(OSError), os.scandir(folder) as entries:
             device = os.stat(folder).st_dev
             folders[folder] = {(device, entry.inode()): entry.path for entry in entries}
-    return _seen(folders[folder].get(place, ""), place)
+    return _stat_file(folders[folder].get(file_id, ""), file_id)
 
 
-def _stream_state(row: _Row, path: str, now: _Seen | None, at: float, newest: NewestLetter | None) -> StreamState:
-    size, checkpoint, ended = row.size, row.checkpoint, (row.ended_size, row.ended_ns)
+def _stream_state(row: _Row, path: str, now: _Stat | None, at: float, newest: NewestLetter | None) -> StreamState:
+    size, checkpoint = row.size, row.checkpoint
     size_now = now[0] if now else None
     if row.compression:
-        # How much an archive holds is known once its end was reached; what was a plain file has a size from then.
+        # An archive's content size is known once its end was reached, or if it was a plain file before.
         has_ended = size_now in {None, row.ended_size} if row.ended_size >= 0 else checkpoint == size > 0
-        is_whole = has_ended and checkpoint >= size
+        is_settled = has_ended and checkpoint >= size
     else:
-        is_cut = size_now is not None and size_now < checkpoint
-        if size_now is not None and now != ended:  # its content may end before NULs
-            size, checkpoint = size_now, 0 if is_cut else checkpoint
-        is_whole = checkpoint >= size and not is_cut  # a copy may hold what was there and was not read
-    # What cannot be looked at may have grown before it went, or live on elsewhere; unless that was looked for in vain.
-    is_whole = is_whole and bool(now or row.is_gone)
+        is_truncated = size_now is not None and size_now < checkpoint
+        if size_now is not None and now != (row.ended_size, row.ended_ns):  # its content may end before NULs
+            size, checkpoint = size_now, 0 if is_truncated else checkpoint
+        is_settled = checkpoint >= size and not is_truncated  # a copy may contain unread data from before
+    # A missing file may have grown before it disappeared, or exist elsewhere, unless a search has failed.
+    is_settled = is_settled and bool(now or row.is_gone)
     size = max(size, checkpoint)
     until = row.settled_until
     if until is not None and until > at:
-        until = None  # by a clock that was put back since
+        until = None  # the clock was set back since
     return StreamState(
         stream_id=row.stream_id,
         path=path,
@@ -325,7 +309,7 @@ def _stream_state(row: _Row, path: str, now: _Seen | None, at: float, newest: Ne
         lag_bytes=size - checkpoint,
         compression=row.compression,
         updated_at=row.updated_at,
-        delivered_until=at if is_whole else until,
+        delivered_until=at if is_settled else until,
         newest_dead_letter=newest,
     )
 
@@ -338,18 +322,18 @@ def _spool_state(db: sqlite3.Connection, spool: Path, at: float) -> SpoolState:
     saved: Mapping[int, tuple[int, float | None]] = {stream_id: rest for stream_id, *rest in rows}
     count = total = lag = 0
     until: float | None = at
-    closed_at: float | None = None  # when the segment before was written to last
+    closed_at: float | None = None  # last write to the previous segment
     for path in sorted(path for path in spool.glob("[0-9]*") if path.name.partition(".")[0].isdecimal()):
         try:
             status = path.lstat()
-        except FileNotFoundError:  # a running shipper has just deleted it, as it is settled
+        except FileNotFoundError:  # settled, and just deleted by a running shipper
             continue
         if not stat.S_ISREG(status.st_mode):
             continue
         checkpoint, settled_until = saved.get(int(path.name.partition(".")[0]), (0, None))
         if not lag and checkpoint < status.st_size:
-            # What was read before this segment was begun lies in earlier ones, which are settled.
-            until = max((each for each in (settled_until, closed_at) if each is not None), default=None)
+            # Everything read before this segment began is in earlier ones, which are settled.
+            until = max((time for time in (settled_until, closed_at) if time is not None), default=None)
         count, total, lag = count + 1, total + status.st_size, lag + status.st_size - checkpoint
         closed_at = status.st_mtime
     return SpoolState(count, total, lag, until)
@@ -359,7 +343,7 @@ def _spool_state(db: sqlite3.Connection, spool: Path, at: float) -> SpoolState:
 
 
 def _newest_by_stream(db: sqlite3.Connection) -> dict[int, NewestLetter]:
-    """Return the newest letter of each stream, among those of late: there is no index by which to find others."""
+    """Return the newest letter of each stream among the recent ones; there is no index to find others."""
     newest: dict[int, NewestLetter] = {}
     query = "SELECT stream_id, id, rule, last_at FROM dead_letters ORDER BY id DESC LIMIT ?"
     for stream_id, *letter in db.execute(query, [_RECENT]):
@@ -367,18 +351,18 @@ def _newest_by_stream(db: sqlite3.Connection) -> dict[int, NewestLetter]:
     return newest
 
 
-def _newest_letters(db: sqlite3.Connection, path: Path) -> list[LetterBrief]:
+def _newest_letters(db: sqlite3.Connection, path: Path) -> list[LetterSummary]:
     return [
-        LetterBrief(
-            id=each.id,
-            rule=each.rule,
-            path=each.path,
-            offset=each.start_offset,
-            event_id=each.event_id,
-            status=each.status,
-            delivery=each.delivery,
-            last_at=each.last_at,
-            message=each.message if each.delivery == "invalid" else "",
+        LetterSummary(
+            id=letter.id,
+            rule=letter.rule,
+            path=letter.path,
+            offset=letter.start_offset,
+            event_id=letter.event_id,
+            status=letter.status,
+            delivery=letter.delivery,
+            last_at=letter.last_at,
+            message=letter.message if letter.delivery == "invalid" else "",
         )
-        for each in Letters(db, path).newest(EVERYTHING, _LETTERS)
+        for letter in Letters(db, path).newest(EVERYTHING, _LETTERS)
     ]

@@ -1,4 +1,4 @@
-"""The reasons for which delivery pauses, and what to do about each."""
+"""The reasons for pauses of delivery, and what to do about them."""
 
 from __future__ import annotations
 
@@ -8,68 +8,72 @@ from typing import Final, NamedTuple
 from shipper.config.secrets import LiteralSecret, Secret, SecretReference
 from shipper.config.settings import EndpointSettings
 
-# For a refused secret, `advice_on` says only what fits.
-_TAKEN_OVER: Final = (
-    "a changed file is read again, a secret in the settings needs a reload (SIGHUP), an environment variable a restart"
+# Generic advice; `advice_on` returns specific advice for a rejected secret.
+_HOW_APPLIED: Final = (
+    "changed files are read automatically, secrets in the settings need a reload (SIGHUP), environment variables a "
+    "restart"
 )
-# A pause ends by itself once its cause is gone; nothing is lost meanwhile. Both texts are shown: `Pause.message` says
-# what happened, and this what to do.
+# What to do, by reason. A pause ends by itself once its cause is gone; nothing is lost meanwhile. `Pause.message` says
+# what happened.
 ADVICE: Final = {
-    "unavailable": "the service or the network is down; there is nothing to do in shipper",
+    "unavailable": "the service or the network is down; shipper retries automatically",
     "throttled": "send fewer requests: --rate, or a lower delivery.max_concurrency",
-    "quota": "have the quota raised, or wait until it is replenished",
-    "subscription_key": f"put a valid key where intake.subscription_key comes from; {_TAKEN_OVER}",
-    "token": f"put a valid token where intake.token comes from, or correct intake.oauth2; {_TAKEN_OVER}",
-    "token_endpoint": "check the token endpoint; it is asked again automatically",
-    "credentials": "correct the file or command that the named secret comes from, or the client id and secret",
-    "forbidden": "have the service's operator check what the token and the subscription key are allowed to do",
-    "not_found": "check intake.base_url, and whether there is a proxy in between",
+    "quota": "raise the quota, or wait until it is renewed",
+    "subscription_key": f"provide a valid intake.subscription_key; {_HOW_APPLIED}",
+    "token": f"provide a valid intake.token, or correct intake.oauth2; {_HOW_APPLIED}",
+    "token_endpoint": "check the token endpoint; shipper retries automatically",
+    "credentials": "correct the file or command of the named secret, or the client id and secret",
+    "forbidden": "ask the service's operator to check the permissions of the token and the subscription key",
+    "not_found": "check intake.base_url, and whether a proxy intercepts requests",
     "redirect": "check intake.base_url: redirects are not followed",
-    "html_answer": "check intake.base_url: a web page answers there, perhaps that of a proxy or a portal",
+    "html_answer": "check intake.base_url: the answer is a web page, perhaps of a proxy or a portal",
     "tls": "correct the named certificate problem: intake.ca_bundle, the host name, the expiry, the client certificate",
-    "unexpected_answer": "check whether the service itself answers at intake.base_url",
-    "unreadable_answer": "the answer is not a plain acceptance, and the message names what was not understood; ask "
-    "the operator of the service, and check that the service itself answers at intake.base_url",
-    "input_unlike_records": "shipper validate FILE shows what is wrong; correct records.mapping, or raise "
-    "records.mistake_limit, and reload (SIGHUP), or remove the file and restart",
-    "clock": "correct this machine's clock, for example with NTP; it is checked again automatically",
-    "systematic_rejection": "shipper dead-letters list shows what the service says; correct the mapping, or raise "
+    "unexpected_answer": "check whether it is the service that answers at intake.base_url",
+    "unreadable_answer": "the message says which part of the answer was not understood; ask the service's operator, "
+    "and check that it is the service that answers at intake.base_url",
+    "input_unlike_records": "run shipper validate FILE to see what is wrong; correct records.mapping or raise "
+    "records.mistake_limit, and reload (SIGHUP); or remove the file and restart",
+    "clock": "correct this machine's clock, for example with NTP; shipper checks it automatically",
+    "systematic_rejection": "run shipper dead-letters list to see the service's reasons; correct the mapping, or raise "
     "delivery.poison_limit",
-    "dead_letters_full": "shipper dead-letters list, then purge or replay; or raise state.dead_letter_max_bytes",
-    "broker_unavailable": "the Kafka brokers or the network are down; there is nothing to do in shipper",
-    "broker_forbidden": "have the brokers' operator grant the named right; it is tried again automatically",
+    "dead_letters_full": "purge or replay dead letters (shipper dead-letters list), or raise "
+    "state.dead_letter_max_bytes",
+    "broker_unavailable": "the Kafka brokers or the network are down; shipper retries automatically",
+    "broker_forbidden": "ask the brokers' operator to grant the named permission; shipper retries automatically",
     "input_gap": 'restore the records from a copy; or set input.kafka.on_gap = "continue" and reload (SIGHUP)',
     "state_unwritable": "make room on the disk of state.directory, or make it writable again",
 }
 
 
-class Renewal(NamedTuple):
+class ReloadAdvice(NamedTuple):
     """
-    How a process comes to use changed settings.
+    How to make a process use changed settings.
 
     Attributes:
         reload: What to do after a change of the settings file.
-        restart: What to do after a change of what a process keeps for its life, such as its environment.
+        restart: What to do after a change that only a new process sees, such as of its environment.
     """
 
     reload: str
     restart: str
 
 
-def advice_on(reason: str, intake: EndpointSettings, renewal: Renewal) -> str:
-    """Return what to do about a pause; if the service refuses a secret, where to change that one."""
-    noun, secrets = _refused(reason, intake)
-    ways = {key: _way(noun, key, secret, renewal) for key, secret in secrets.items() if secret is not None}
-    if not ways:
+def advice_on(reason: str, intake: EndpointSettings, reload_advice: ReloadAdvice) -> str:
+    """Return what to do about a pause; for a rejected secret, where to change it."""
+    noun, secrets = _rejected_secrets(reason, intake)
+    steps = {
+        key: _how_to_replace(noun, key, secret, reload_advice) for key, secret in secrets.items() if secret is not None
+    }
+    if not steps:
         return ADVICE.get(reason, "")
-    advice = "; ".join(ways.values() if len(ways) == 1 else (f"{key}: {way}" for key, way in ways.items()))
+    advice = "; ".join(steps.values() if len(steps) == 1 else (f"{key}: {step}" for key, step in steps.items()))
     if noun == "secret":
-        return f"correct client_id, scope and grant of intake.oauth2, then {renewal.reload}; or {advice}"
+        return f"correct client_id, scope and grant of intake.oauth2, then {reload_advice.reload}; or {advice}"
     return advice
 
 
-def _refused(reason: str, intake: EndpointSettings) -> tuple[str, dict[str, Secret | None]]:
-    """Return what is refused if delivery pauses for a reason, and where it comes from, by key of the settings."""
+def _rejected_secrets(reason: str, intake: EndpointSettings) -> tuple[str, dict[str, Secret | None]]:
+    """Return the kind of secret that is rejected when delivery pauses for a reason, and the secrets by setting."""
     if reason == "subscription_key":
         return "key", {
             "intake.subscription_key": intake.subscription_key,
@@ -85,19 +89,18 @@ def _refused(reason: str, intake: EndpointSettings) -> tuple[str, dict[str, Secr
     }
 
 
-def _way(noun: str, key: str, secret: Secret, renewal: Renewal) -> str:
-    """Return how to replace a secret, and have the process use the new one."""
+def _how_to_replace(noun: str, key: str, secret: Secret, reload_advice: ReloadAdvice) -> str:
     if isinstance(secret, LiteralSecret):
         kind, _, rest = secret.source.partition(" ")
         if kind == "environment":
-            return f"set a valid {noun} in the environment variable {rest}, then {renewal.restart}"
+            return f"set a valid {noun} in the environment variable {rest}, then {reload_advice.restart}"
         if kind == "--set" or not secret.source:
-            return f"give a valid {noun} as {key}, then {renewal.restart}"
-        return f"write a valid {noun} as {key} into {Path(secret.source).absolute()}, then {renewal.reload}"
+            return f"pass a valid {noun} as {key}, then {reload_advice.restart}"
+        return f"write a valid {noun} as {key} into {Path(secret.source).absolute()}, then {reload_advice.reload}"
     assert isinstance(secret, SecretReference)
     if secret.env is not None:
-        return f"set a valid {noun} in the environment variable {secret.env}, then {renewal.restart}"
+        return f"set a valid {noun} in the environment variable {secret.env}, then {reload_advice.restart}"
     if secret.file is not None:
-        return f"write a valid {noun} into {secret.file}, which is read again by itself"
+        return f"write a valid {noun} into {secret.file}; it is read automatically"
     program = secret.command[0] if secret.command else ""
-    return f"have {program} print a valid {noun}; it is run again by itself"
+    return f"make {program} print a valid {noun}; it is run again automatically"

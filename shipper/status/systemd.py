@@ -1,4 +1,4 @@
-"""Notifies systemd, for a service of `Type=notify`: ready, stopping, alive, and the headline of the status page."""
+"""Notifications to systemd for a service of `Type=notify`: ready, stopping, watchdog, and a status line."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from shipper.model.errors import StateError
 from shipper.model.units import several, size
 from shipper.status.live import Live, Phase
 
-_WORDS_INTERVAL_S: Final = 10.0
+_STATUS_INTERVAL_S: Final = 10.0
 _STATES: Final[Mapping[Phase, str]] = {"running": "READY=1", "draining": "STOPPING=1", "stopped": "STOPPING=1"}
 
 
 class Notifier:
     """
-    Sends to the socket that systemd named, if any; errors there are ignored.
+    Sends to systemd's notification socket, if there is one; ignores errors.
 
     Args:
-        environ: `NOTIFY_SOCKET`, and `WATCHDOG_USEC` if it wants signs of life.
-        now: The monotonic clock, seconds.
-        count_letters: Counts the dead letters that are kept; blocks, and raises StateError. None = it cannot be known.
+        environ: Contains `NOTIFY_SOCKET`, and `WATCHDOG_USEC` if the watchdog is enabled.
+        now: Monotonic clock, seconds.
+        count_letters: Counts the stored dead letters; blocks, and may raise StateError. None = there is no count.
     Source:
         sd_notify(3).
     """
@@ -38,45 +38,45 @@ class Notifier:
         count_letters: Callable[[], int] | None = None,
     ) -> None:
         self._address = environ.get("NOTIFY_SOCKET", "")
-        self._is_watched = "WATCHDOG_USEC" in environ
+        self._has_watchdog = "WATCHDOG_USEC" in environ
         self._now = now
         self._count_letters = count_letters
         self._letters: int | None = None
         self._state = ""
-        self._words_at = 0.0
+        self._status_at = 0.0
 
-    async def keep_counted(self) -> None:
-        """Count the dead letters again and again, if anybody reads the number, until this is cancelled."""
+    async def count_periodically(self) -> None:
+        """Count the dead letters until cancelled; returns at once if no socket needs the number."""
         while self._address and self._count_letters is not None:
             with suppress(StateError):
                 self._letters = await run_sync(self._count_letters, abandon_on_cancel=True)
-            await anyio.sleep(_WORDS_INTERVAL_S)
+            await anyio.sleep(_STATUS_INTERVAL_S)
 
-    def note(self, live: Live, *, stuck: str = "") -> None:
+    def notify(self, live: Live, *, stuck: str = "") -> None:
         """
-        Report a snapshot; as the event loop that ships makes it, it is a sign of life.
+        Report a snapshot and, as it comes from the main event loop, a sign of life.
 
         Args:
-            stuck: What does not come to an end, in words; then it is no sign of life.
+            stuck: Description of stuck work; if not empty, no sign of life is sent.
         """
         if not self._address:
             return
-        lines = ["WATCHDOG=1"] if self._is_watched and not stuck else []
+        lines = ["WATCHDOG=1"] if self._has_watchdog and not stuck else []
         state = _STATES.get(live.phase, "")
         is_new, self._state = state != self._state, state
         if is_new and state:
             lines.append(state)
-        if is_new or self._now() >= self._words_at + _WORDS_INTERVAL_S:
-            self._words_at = self._now()
-            lines.append(f"STATUS={_words(live, stuck, self._letters)}")
+        if is_new or self._now() >= self._status_at + _STATUS_INTERVAL_S:
+            self._status_at = self._now()
+            lines.append(f"STATUS={_status(live, stuck, self._letters)}")
         self._send(lines)
 
-    def note_reload(self) -> None:
-        """Report that settings are read again."""
+    def begin_reload(self) -> None:
+        """Report that the settings are being reloaded."""
         self._send(["RELOADING=1", f"MONOTONIC_USEC={int(self._now() * 1e6)}"])
 
-    def note_reloaded(self) -> None:
-        """Report with the next snapshot that the reload is over."""
+    def end_reload(self) -> None:
+        """Report with the next snapshot that the reload has ended."""
         self._state = ""
 
     def _send(self, lines: list[str]) -> None:
@@ -91,12 +91,12 @@ class Notifier:
             pass
 
 
-def _words(live: Live, stuck: str, letters: int | None) -> str:
-    from shipper.status.headline import headline_of  # loads much, and most processes have no socket to speak to
+def _status(live: Live, stuck: str, letters: int | None) -> str:
+    from shipper.status.headline import headline_of  # slow to import, and most processes have no socket
     from shipper.status.snapshot import Snapshot
 
     headline = headline_of(Snapshot(at=live.at, process_id=live.process_id, live=live, stuck=stuck))
-    # The process counts a letter that is replayed once more, as another record that it has read.
+    # The process counts a replayed letter as another record.
     refused = f"{live.dead_lettered:,} dead-lettered" if letters is None else f"{several(letters, 'dead letter')} kept"
     counts = f"{live.accepted:,} accepted, {refused}, {size(live.lag_bytes)} behind."
     return " ".join(filter(None, [f"{headline.text(live.at)}.", headline.sub, counts])).replace("\n", " ")

@@ -1,7 +1,7 @@
 """
-The control socket of a state directory, and what is said over it: one request, then answers, a line of JSON each.
+The control socket of a state directory: one request and its answers, one line of JSON each.
 
-It belongs to the process that holds the directory's lock. Its mode is 0600, so nobody but its owner and root connects.
+The process that holds the directory's lock owns the socket. Its mode is 0600: only the owner and root can connect.
 """
 
 from __future__ import annotations
@@ -22,18 +22,12 @@ from shipper.model.version import __version__
 PROTOCOL: Final = 1
 REQUEST_BYTES: Final = 1 << 18
 _NAME: Final = "control"
-_PATH_BYTES: Final = 100  # a little less than what fits into a socket's address, also on other systems than Linux
+_PATH_BYTES: Final = 100  # fits into a socket address on Linux and elsewhere
 _BACKLOG: Final = 16
 
 
 class Request(Struct, kw_only=True):
-    """
-    What a client wants.
-
-    Attributes:
-        version: Of the client's program, for messages.
-        content: What the command needs besides, as JSON.
-    """
+    """A client's request: its program's version, for messages, and a command with its arguments as JSON."""
 
     protocol: int = PROTOCOL
     version: str = __version__
@@ -43,12 +37,12 @@ class Request(Struct, kw_only=True):
 
 class Answer(Struct, kw_only=True, omit_defaults=True):
     """
-    What came of it so far.
+    An answer; one request may have several.
 
     Attributes:
-        message: For a person; empty = none.
-        code: With the last answer, the exit code of the client's command.
-        content: What the command is asked for, as JSON.
+        message: For humans; empty = none.
+        code: Exit code of the client's command, in the last answer only.
+        content: The result, as JSON.
     """
 
     message: str = ""
@@ -59,18 +53,18 @@ class Answer(Struct, kw_only=True, omit_defaults=True):
 @contextmanager
 def listening(directory: Path) -> Iterator[socket.socket]:
     """
-    Listen in a state directory whose lock the caller holds; takes the place of a socket that a kill has left.
+    Listen in a state directory whose lock the caller holds, replacing a socket left by a killed process.
 
     Raises:
-        OSError: That is not possible here; `str` says why.
+        OSError: Its text gives the reason.
     """
     path = directory / _NAME
     with socket.socket(socket.AF_UNIX) as listener:
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(path.lstat().st_mode):
-                raise OSError(f"{path} is no socket; remove it")
+                raise OSError(f"{path} is not a socket; remove it")
             path.unlink()
-        with _short(path) as address:
+        with _short_path(path) as address:
             listener.bind(address)
         try:
             path.chmod(0o600)
@@ -82,17 +76,17 @@ def listening(directory: Path) -> Iterator[socket.socket]:
                 path.unlink()
 
 
-def connected(directory: Path) -> socket.socket:
+def connect(directory: Path) -> socket.socket:
     """
     Connect to the process that holds a state directory.
 
     Raises:
-        FileNotFoundError, ConnectionRefusedError: Nobody listens.
-        OSError: It cannot be reached.
+        FileNotFoundError, ConnectionRefusedError: No process is listening.
+        OSError: The socket cannot be reached.
     """
     client = socket.socket(socket.AF_UNIX)
     try:
-        with _short(directory / _NAME) as address:
+        with _short_path(directory / _NAME) as address:
             client.connect(address)
     except BaseException:
         client.close()
@@ -101,8 +95,8 @@ def connected(directory: Path) -> socket.socket:
 
 
 @contextmanager
-def _short(path: Path) -> Iterator[str]:
-    """Give a socket's path so that it fits into its address, which takes some 100 bytes."""
+def _short_path(path: Path) -> Iterator[str]:
+    """Yield a path that fits into a socket address, which holds about 100 bytes."""
     if len(os.fsencode(path)) <= _PATH_BYTES:
         yield str(path)
         return

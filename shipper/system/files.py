@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole, and how to notice it."""
+"""Atomic replacement of files, and detection of changes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-def identity_of(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
-    """Return what changes when a file changes; symbolic links are followed. None = it cannot be accessed."""
+def stat_signature(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
+    """Return values that change when a file changes, following symbolic links; None if it cannot be accessed."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -20,19 +20,14 @@ def identity_of(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file as `replacing_file` does."""
+    """Replace a file atomically; only its owner can read it."""
     with replacing_file(path) as file:
         file.write(data)
 
 
 @contextmanager
 def replacing_file(path: Path) -> Iterator[BinaryIO]:
-    """
-    Open a file for writing that only its owner can read; a reader sees what was there before, or all of it.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Open a file to replace `path` atomically on exit; only its owner can read it."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # with mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:

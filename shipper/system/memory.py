@@ -1,4 +1,4 @@
-"""Returns freed memory to the system, where the C library is glibc; elsewhere does nothing."""
+"""Tuning of glibc's allocator, so that freed memory returns to the system; does nothing with other C libraries."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Final
 
 _M_ARENA_MAX: Final = -8
 _M_MMAP_THRESHOLD: Final = -3
-_MAPPED_BYTES: Final = 1 << 21  # more than a chunk, of which there are many
+_MAPPED_BYTES: Final = 1 << 21  # more than a chunk, which is allocated often
 _TRIM_SECONDS: Final = 1.0
 
 
-def keep_memory_together() -> None:
+def share_one_arena() -> None:
     """
-    Let all threads take memory from one arena, as each leaves holes of its own behind bodies and long records.
+    Let all threads share one arena, as every arena fragments where bodies and long records were freed.
 
-    There is but one of them at a time that runs Python, so that none waits for another. What is large is mapped by
-    itself: left to itself, the C library takes it from the arena as soon as the first of them was freed.
+    Only one thread runs Python at a time, so threads do not contend for it. Large blocks are always mapped: by default,
+    the C library allocates them from the arena once the first of them has been freed.
     """
     if "MALLOC_ARENA_MAX" not in os.environ:
         _call("mallopt", _M_ARENA_MAX, 1)
@@ -26,8 +26,7 @@ def keep_memory_together() -> None:
         _call("mallopt", _M_MMAP_THRESHOLD, _MAPPED_BYTES)
 
 
-async def keep_memory_released() -> None:
-    """Release free heap pages to the kernel from time to time."""
+async def trim_heap_periodically() -> None:
     import anyio
     from anyio.to_thread import run_sync
 
@@ -37,7 +36,7 @@ async def keep_memory_released() -> None:
 
 
 def _call(name: str, *arguments: int) -> None:
-    """Call a function of the C library, if it has that; other threads run meanwhile."""
+    """Call a function of the C library if it exists, without holding the GIL."""
     if sys.platform == "linux":
         with suppress(ImportError, OSError, AttributeError):
             import ctypes

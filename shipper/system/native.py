@@ -1,4 +1,4 @@
-"""The native part of shipper, which is optional: `native/` in the repository, installed as `shipper_native`."""
+"""The optional native extension: `native/` in the repository, installed as `shipper_native`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import importlib
 import os
 from typing import Any, Final
 
-_INTERFACE: Final = 2  # as in native/src/lib.rs
+_INTERFACE: Final = 3  # as in native/src/lib.rs
 
 
-def _loaded() -> Any:
+def _load() -> Any:
     if os.environ.get("SHIPPER_NATIVE") == "0":
         return None
     try:
@@ -19,6 +19,6 @@ def _loaded() -> Any:
     return module if getattr(module, "INTERFACE", 1) == _INTERFACE else None
 
 
-NATIVE: Final = _loaded()
-"""The module; None if it is switched off, not installed, or made for another version of this package."""
+NATIVE: Final = _load()
+"""The module; None if it is disabled, not installed, or built for another version of this package."""
 ENGINE: Final = "pure" if NATIVE is None else "native"

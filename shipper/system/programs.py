@@ -1,7 +1,7 @@
 """
-Programs that settings and options name: each runs in a process group of its own, with a small environment.
+Helpers to run programs named by settings and options in their own process groups.
 
-The environment of shipper may hold secrets; a program gets only a few variables, such as PATH, HOME and the locale.
+Shipper's environment may contain secrets, so programs get only a few variables, such as PATH, HOME and the locale.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final, Protocol
 
-# The last is for `systemd-creds cat`, which finds by it what the unit was given.
-_KEPT: Final = frozenset({"PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "CREDENTIALS_DIRECTORY"})
+# `systemd-creds cat` finds the unit's credentials through CREDENTIALS_DIRECTORY.
+_INHERITED: Final = frozenset({"PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "CREDENTIALS_DIRECTORY"})
 
 
-class Leader(Protocol):
-    """A process that was started in a session of its own."""
+class GroupLeader(Protocol):
+    """A process started with its own process group."""
 
     @property
     def pid(self) -> int: ...
@@ -25,17 +25,17 @@ class Leader(Protocol):
     def returncode(self) -> int | None: ...
 
 
-def small_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a program is given."""
-    return {name: value for name, value in environ.items() if name in _KEPT or name.startswith("LC_")}
+def minimal_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables to pass to a program."""
+    return {name: value for name, value in environ.items() if name in _INHERITED or name.startswith("LC_")}
 
 
-def signal_group(leader: Leader, number: signal.Signals) -> None:
-    """Send a signal to a process and to what it has started, also if only the latter is left."""
+def signal_group(leader: GroupLeader, number: signal.Signals) -> None:
+    """Send a signal to a process and its descendants, also after the process itself has ended."""
     if leader.returncode is not None:
-        # While one of its group is left, no other process gets its id.
+        # The id is not reused while a member of the group is alive.
         with suppress(ProcessLookupError):
             os.getpgid(leader.pid)
-            return  # it is another's by now
+            return  # the id belongs to another process by now
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader.pid, number)

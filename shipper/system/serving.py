@@ -1,4 +1,4 @@
-"""Serving HTTP on an address of this machine: the socket, and a server that leaves signals alone."""
+"""HTTP serving: the listening socket, a server without signal handlers, and limits on clients."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from shipper.model.errors import ConfigError, ShipperError
 from shipper.system.addresses import host_of, is_address
 
-_REFUSAL: Final = (
-    "This address answers only requests that name it by an IP address, as localhost, or by a name it knows"
-)
+_REFUSAL: Final = "Requests to this address must name it by an IP address, as localhost, or by a configured host name"
 _NO_SNIFFING: Final = {"X-Content-Type-Options": "nosniff"}
 _PIECE_BYTES: Final = 4096
 _BACKLOG: Final = 512
 _PROTECTED_SECONDS: Final = 0.05
-_ROOM_SECONDS: Final = 0.01
+_ACCEPT_RETRY_SECONDS: Final = 0.01
 _TICK_SECONDS = 1.0
 _START_LIMIT_SECONDS = 10
 _JOIN_LIMIT_SECONDS = 10
@@ -34,13 +32,12 @@ _JOIN_LIMIT_SECONDS = 10
 
 class Server(uvicorn.Server):
     """
-    uvicorn's server without its logs, and without its signal handlers: it ends the process by the signal, and here that
-    is others' business.
+    uvicorn's server without its logs and signal handlers.
 
     Args:
-        options: Of `uvicorn.Config`.
+        options: Passed to `uvicorn.Config`.
     Attributes:
-        up: Set when connections are accepted.
+        up: Set once connections are accepted.
     """
 
     def __init__(self, app: Callable[..., Any], **options: Any) -> None:
@@ -66,17 +63,21 @@ class Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections as there is room for them; those that wait for it wait in the kernel."""
+        """Accept connections up to the limit; further ones wait in the kernel."""
         await super().startup([])
         self._loop = asyncio.get_running_loop()
-        self._accepting = [self._loop.create_task(self._accept(each)) for each in sockets or ()]
+        self._accepting = [self._loop.create_task(self._accept(listener)) for listener in sockets or ()]
         self.up.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for task in self._accepting:
             task.cancel()
         await asyncio.wait(self._accepting)
-        await super().shutdown(sockets)
+        if self.server_state.connections or self.server_state.tasks:
+            await super().shutdown(sockets)
+            return
+        for listener in sockets or ():  # uvicorn would wait 0.1 s, even without connections
+            listener.close()
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -84,15 +85,15 @@ class Server(uvicorn.Server):
         while True:
             try:
                 connection, _ = await loop.sock_accept(listener)
-            except OSError:  # the client has gone, or there is no descriptor
-                await asyncio.sleep(_ROOM_SECONDS)
+            except OSError:  # the client has gone, or no file descriptor is free
+                await asyncio.sleep(_ACCEPT_RETRY_SECONDS)
                 continue
             with suppress(OSError), ExitStack() as stack:
                 stack.enter_context(connection)
-                while not self._make_room():  # noqa: ASYNC110 time that passes makes room, too
-                    await asyncio.sleep(_ROOM_SECONDS)
+                while not self._make_room():  # noqa: ASYNC110 connections also become evictable as time passes
+                    await asyncio.sleep(_ACCEPT_RETRY_SECONDS)
                 await loop.connect_accepted_socket(self._protocol, connection)
-                stack.pop_all()  # it is the transport's now
+                stack.pop_all()  # owned by the transport now
 
     def _protocol(self) -> asyncio.Protocol:
         make: Any = self.config.http_protocol_class
@@ -102,23 +103,23 @@ class Server(uvicorn.Server):
         return protocol
 
     def _make_room(self) -> bool:
-        """Return whether there is room for one more connection; else close one that can be done without, if any can."""
-        bounded = [each for each in self.server_state.connections if isinstance(each, BoundedProtocol)]
-        if not bounded or len(bounded) < bounded[0].clients:
+        """Return whether another connection is allowed; if not, close one that can be evicted."""
+        connections = [item for item in self.server_state.connections if isinstance(item, BoundedProtocol)]
+        if not connections or len(connections) < connections[0].clients:
             return True
-        dispensable = [each for each in bounded if each.is_dispensable]
-        if dispensable:
-            min(dispensable, key=BoundedProtocol.patience).transport.abort()
+        evictable = [connection for connection in connections if connection.is_evictable]
+        if evictable:
+            min(evictable, key=BoundedProtocol.eviction_order).transport.abort()
         return False
 
     async def main_loop(self) -> None:
-        """Tick once a second instead of ten times, which is most of what a server costs that nobody asks."""
+        """Tick once a second instead of ten times, which is most of the cost of an idle server."""
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), _TICK_SECONDS)
 
     def stop(self) -> None:
-        """End; asked for once more, without waiting for open connections. From any thread."""
+        """Shut down; a second call does not wait for open connections. Thread-safe."""
         self.force_exit = self.should_exit
         self.should_exit = True
         if self._loop is not None:
@@ -128,20 +129,20 @@ class Server(uvicorn.Server):
 
 class BoundedProtocol(HttpToolsProtocol):
     """
-    uvicorn's protocol, with limits that hold before an application sees anything.
+    uvicorn's protocol, with limits enforced before the application sees a request.
 
-    A request above a limit is refused and its connection closed. If somebody waits for room, the connection that has
-    been idle longest is closed; if none is idle, the one that has been answered longest. None is before it had the time
-    to ask: a probe comes in the midst of a crowd, too.
+    A request above a limit is refused and its connection closed. When a new client waits, the connection that has been
+    idle longest is closed; if none is idle, the one whose answer has taken longest. New connections are protected for a
+    moment, so that a probe is answered even under load.
 
     Attributes:
-        head_bytes: Of the request line and the headers, give or take a piece.
-        head_lines: Headers of a request.
-        body_bytes: Of a request's body, its framing included; 0 refuses all bodies.
-        pipelined: Requests that wait for the answer to one before them.
+        head_bytes: Limit of the request line and headers, exceeded by one piece at most.
+        head_lines: Limit of headers per request.
+        body_bytes: Limit of a request's body including its framing; 0 refuses all bodies.
+        pipelined: Limit of requests waiting for the answer to an earlier one.
         request_seconds: From the connection, or the last answer, to the end of a request.
-        answer_seconds: From there until the client has taken the answer.
-        clients: Connections at a time.
+        answer_seconds: From the end of the request until the client has read the answer.
+        clients: Limit of simultaneous connections.
     """
 
     head_bytes: ClassVar[int]
@@ -161,7 +162,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._protected_until = self.loop.time() + _PROTECTED_SECONDS
 
     def data_received(self, data: bytes) -> None:
-        """Parse a head in pieces, so that a limit is noticed close to where it is passed."""
+        """Parse a head in pieces, so that limits are enforced soon after they are exceeded."""
         start = 0
         while start < len(data) and not self.transport.is_closing():
             piece = data[start : start + _PIECE_BYTES] if self._in_head else data[start:]
@@ -186,7 +187,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.body_bytes and any(_announces_body(name, value) for name, value in self.headers):
             self._refuse(413, "Requests with a body are not accepted here.")
         if len(self.pipeline) >= self.pipelined:
-            self._refuse(429, f"More than {self.pipelined} requests wait for their turn on this connection.")
+            self._refuse(429, f"More than {self.pipelined} requests are pipelined on this connection.")
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -203,18 +204,18 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Write what `_refuse` was given; otherwise what uvicorn says of no HTTP."""
-        status, words = self._refusal
-        text = f"{words or msg}\n".encode("ascii")
+        """Send the message of `_refuse` or, for malformed HTTP, uvicorn's."""
+        status, reason = self._refusal
+        text = f"{reason or msg}\n".encode("ascii")
         head = b"content-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(text)
-        if self.cycle is None or self.cycle.response_complete:  # otherwise it would stand within another answer
+        if self.cycle is None or self.cycle.response_complete:  # otherwise it would end up within another answer
             self.transport.write(STATUS_LINE[status] + head + text)
         self.transport.close()
 
-    def _refuse(self, status: int, words: str) -> None:
-        """End the parsing; the protocol then asks for `send_400_response`."""
-        self._refusal = status, words
-        raise HttpParserError(words)
+    def _refuse(self, status: int, reason: str) -> None:
+        """Abort parsing; the protocol then calls `send_400_response`."""
+        self._refusal = status, reason
+        raise HttpParserError(reason)
 
     def _begin_head(self) -> None:
         self._in_head, self._bytes = True, 0
@@ -235,12 +236,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline = None
 
     @property
-    def is_dispensable(self) -> bool:
-        """Whether it may be closed for another one."""
+    def is_evictable(self) -> bool:
         return self.loop.time() > self._protected_until and not self.transport.is_closing()
 
-    def patience(self) -> tuple[bool, float]:
-        """Return what the first to be closed has least of."""
+    def eviction_order(self) -> tuple[bool, float]:
+        """Return a sort key; the connection with the least is evicted first."""
         return not self._is_idle, self._deadline.when() if self._deadline else 0.0
 
 
@@ -250,14 +250,14 @@ def _announces_body(name: bytes, value: bytes) -> bool:
 
 class HostGuard:
     """
-    An application that answers only requests to an address literal or to a name of its own.
+    ASGI middleware that accepts only requests to an address literal, `localhost` or a configured name.
 
-    A web page can have its own name resolved to this machine (DNS rebinding) and then reads what is served here as if
-    it came from its own server. The browser still names that host; an address literal cannot be rebound.
+    A web page can make its own host name resolve to this machine (DNS rebinding) and then read our responses as its
+    own. The browser still sends that host name; an address literal cannot be rebound.
 
     Args:
-        names: Beside `localhost`.
-        advice: What is to be done for another name, in words.
+        names: Accepted in addition to `localhost`.
+        advice: How to configure another name; ends the error message.
     """
 
     def __init__(self, app: ASGIApp, *, names: Iterable[str] = (), advice: str) -> None:
@@ -266,10 +266,10 @@ class HostGuard:
         self._refusal = PlainTextResponse(f"{_REFUSAL}; {advice}\n", status_code=421, headers=_NO_SNIFFING)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app if self._is_own(scope) else self._refusal
+        app = self._app if self._accepts(scope) else self._refusal
         await app(scope, receive, send)
 
-    def _is_own(self, scope: Scope) -> bool:
+    def _accepts(self, scope: Scope) -> bool:
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         host = host_of(hosts[0].decode("latin-1")) if len(hosts) == 1 else None
         return host is not None and (host in self._names or is_address(host))
@@ -277,12 +277,12 @@ class HostGuard:
 
 def listen(host: str, port: int, *, key: str, source: str = "") -> socket.socket:
     """
-    Bind before anything else runs, so that a taken port is an error of the set-up and port 0 gets its number.
+    Bind a listening socket.
 
-    Args:
-        key, source: What is to be changed if the address cannot be had, for the error.
+    Call it before anything else runs: then a port in use is a configuration error, and port 0 has its number.
+
     Raises:
-        ConfigError: It cannot.
+        ConfigError: The address cannot be used; `key` and `source` name the setting.
     """
     address = "127.0.0.1" if host == "localhost" else host
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -296,19 +296,12 @@ def listen(host: str, port: int, *, key: str, source: str = "") -> socket.socket
 
 @contextmanager
 def running_in_thread(server: Server, listener: socket.socket, *, name: str) -> Iterator[None]:
-    """
-    Serve in a daemon thread.
-
-    Args:
-        name: Of the thread, and for the error.
-    Raises:
-        ShipperError: It does not come up.
-    """
+    """Serve in a daemon thread; raise ShipperError if the server does not start."""
     thread = threading.Thread(target=server.run, args=([listener],), name=name, daemon=True)
     thread.start()
     try:
         if not server.up.wait(_START_LIMIT_SECONDS):
-            raise ShipperError(f"the {name} at {address_of(listener)} did not start; see the lines above")
+            raise ShipperError(f"the {name} at {address_of(listener)} did not start; see the messages above")
         yield
     finally:
         server.stop()
@@ -316,6 +309,6 @@ def running_in_thread(server: Server, listener: socket.socket, *, name: str) -> 
 
 
 def address_of(listener: socket.socket) -> str:
-    """Write where somebody listens, as an address of HTTP."""
+    """Return the URL of a listening socket."""
     address, port = listener.getsockname()[:2]
     return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"

@@ -1,4 +1,4 @@
-"""Standard error whose reader may be slow or gone: losing diagnostics must not cost records."""
+"""Writing to a standard error that is slow or closed: lost diagnostics must not cost records."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 
 
 class ForgivingStderr:
-    """Discards what is written once the reader of standard error is gone."""
+    """Standard error, or /dev/null once the reader has gone."""
 
     def write(self, text: str) -> int:
         try:
             return sys.stderr.write(text)
-        except BlockingIOError:  # it is read too slowly, and may be read again
+        except BlockingIOError:  # the reader is slow, but may catch up
             return len(text)
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

@@ -1,7 +1,7 @@
 """
 Runs the rounds and prints the table.
 
-Exit code 1 if a count is wrong or a row did not run, 0 otherwise: slowness is shown, not punished.
+Exits with 1 if a count is wrong or a row did not run, otherwise with 0, even if a row is slow.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ import shlex
 import sys
 import tempfile
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
 
 from shipper.system.native import NATIVE
-
-from . import rows, table
-from .measure import Measurement, Pinning, RowError, find_pinning, lines_of, run_row, running_broker, running_server
-from .peers import PEERS
+from tests.bench import rows, table
+from tests.bench.measure import Measurement, Pinning, RowError, find_pinning, lines_of, run_row, running_server
+from tests.bench.peers import PEERS
+from tests.bench.samples import sample_file
+from tests.processes import running_program
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the flags."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench", description="Measure throughput, row by row; see tests/bench/__init__.py."
     )
-    parser.add_argument("--rounds", type=int, default=5, help="rounds over all rows; medians are shown (5)")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds; the table shows medians (5)")
     parser.add_argument("--events", type=int, default=500_000, help="events in the sample file (500000)")
-    parser.add_argument("--rows", help="which rows, by commas: NAME[@PROFILE][:pure]; names: " + ", ".join(rows.NAMES))
-    parser.add_argument("--peers", default="", help=f"run these, too, by commas: {', '.join(PEERS)}, or all")
+    parser.add_argument(
+        "--rows", help="rows, separated by commas: NAME[@PROFILE][:pure]; names: " + ", ".join(rows.NAMES)
+    )
+    parser.add_argument("--peers", default="", help=f"also run these, separated by commas: {', '.join(PEERS)}, or all")
     parser.add_argument("--large-events", type=int, metavar="N", help="events in the file of backfill-rss (--events)")
-    parser.add_argument("--latency-ms", type=float, default=0.0, help="the server waits so long with each answer")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="save every measurement there")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="latency of each answer of the server")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for all measurements")
     args = parser.parse_args(argv)
     args.peers = [*PEERS] if args.peers == "all" else [name for name in args.peers.split(",") if name]
     if unknown := set(args.peers) - set(PEERS):
@@ -51,30 +51,24 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-class Found(NamedTuple):
-    """The measurements of the rows that ran, and the reasons for those that failed or were skipped."""
-
-    runs: dict[str, list[Measurement]]
-    failed: dict[str, str]
-    skipped: dict[str, str]
-
-
-def measure(args: argparse.Namespace, pinning: Pinning) -> Found:
-    """Run the rounds; a row that failed is not run again."""
+def measure(args: argparse.Namespace, pinning: Pinning) -> tuple[dict[str, list[Measurement]], dict[str, str]]:
+    """Run the rounds; return the measurements by row, and why rows were skipped or failed. Those are not run again."""
     runs: dict[str, list[Measurement]] = {}
     failed: dict[str, str] = {}
-    skipped: dict[str, str] = {}
-    samples = {profile: rows.sample_file(args.events, profile) for profile in {row.profile for row in args.rows}}
-    topics = {samples[row.profile] for row in args.rows if row.name == "kafka"}
+    samples = {profile: sample_file(args.events, profile) for profile in {row.profile for row in args.rows}}
+    topics = sorted({str(samples[row.profile]) for row in args.rows if row.name == "kafka"})
     with running_server(pinning.server, args.latency_ms) as server, ExitStack() as stack:
         broker = ""
         if topics:
-            broker, why = stack.enter_context(running_broker(pinning.server, topics))
-            skipped = {str(row): why for row in args.rows if why and row.name == "kafka"}
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shipper-bench-"))
+            program = ("tests.bench.programs", "broker", folder, *topics)
+            broker = stack.enter_context(running_program(*program, pin=pinning.server))
+            if " " in broker or not broker:
+                failed = {str(row): f"skipped: {broker}" for row in args.rows if row.name == "kafka"}
         for number in range(1, args.rounds + 1):
             for row in args.rows:
                 label = str(row)
-                if label in failed or label in skipped:
+                if label in failed:
                     continue
                 print(f"round {number} of {args.rounds}: {label}", file=sys.stderr, flush=True)
                 try:
@@ -83,22 +77,22 @@ def measure(args: argparse.Namespace, pinning: Pinning) -> Found:
                         bench = rows.Bench(samples[row.profile], server.urls, args.large_events, row.profile, broker)
                         command = [*pin, *rows.command_of(row, bench, Path(directory))]
                         events = rows.events_of(row, args.events, args.large_events)
-                        lines_of(bench.sample)  # from the page cache, of which Fluent Bit puts out what it has read
+                        lines_of(bench.sample)  # into the page cache, because Fluent Bit evicts what it has read
                         run = run_row(command, events=events, server=server, sends=row.name in rows.SENDING)
                     runs.setdefault(label, []).append(run)
                 except RowError as error:
-                    failed[label] = str(error)
+                    failed[label] = f"FAILED: {error}"
                     runs.pop(label, None)
-    return Found(runs, failed, skipped)
+    return runs, failed
 
 
 def main(argv: list[str]) -> int:
-    """Measure, print, save. Returns the exit code."""
+    """Measure, print and save; return the exit code."""
     args = parse(argv)
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # no row compiles its modules anew, as what is installed does not
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # rows do not compile modules, like an installed program
     pinning = find_pinning()
     try:
-        runs, failed, skipped = measure(args, pinning)
+        runs, failed = measure(args, pinning)
     except RowError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
@@ -112,17 +106,11 @@ def main(argv: list[str]) -> int:
     for name, release in machine["peers"].items():
         print(f"{name}: {release}")
     if NATIVE is None:
-        print("without the native part: every row is pure")
+        print("without the native extension: every row is pure")
     print(f"{args.events:,} events, median of {args.rounds}; latency of the server {args.latency_ms:g} ms\n")
     if runs:
         print(table.render(runs))
-    print()
-    for line in table.targets(runs):
-        print(line)
-    for name, reason in skipped.items():
-        print(f"skipped       {name}: {reason}")
-    for name, reason in failed.items():
-        print(f"FAILED        {name}: {reason}")
+    print("", *table.targets(runs), *(f"{name}: {reason}" for name, reason in failed.items()), sep="\n")
 
     if args.json:
         document = {
@@ -135,11 +123,11 @@ def main(argv: list[str]) -> int:
             "large_events": args.large_events,
             "events_per_second": table.median_rates(runs),
             "following": table.median_figures(runs),
-            "runs": {name: [asdict(run) for run in row] for name, row in runs.items()},
+            "runs": {name: [run._asdict() for run in row] for name, row in runs.items()},
             "failed": failed,
         }
         args.json.write_text(json.dumps(document, indent=2) + "\n")
-    return 1 if failed else 0
+    return 1 if any(not reason.startswith("skipped: ") for reason in failed.values()) else 0
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
 """
-A server that takes every batch, counts its events and forgets it: `python -m tests.bench.blackhole --port 0`.
+A server that accepts every batch, counts its events and discards it: `python -m tests.bench.blackhole`.
 
-It prints its ports, one for each manner of answering, and runs until it is ended. It reads the header block of a
-request and nothing else; the body is counted as it passes, by its Content-Length, and never kept. So it costs less
-than its fastest client (the table shows how much) and is not what limits a measurement.
+It prints its ports, one for each mode, and runs until it is terminated. It parses only the header of a request; the
+body is counted and discarded while it is read. So it needs less CPU than its fastest client (the table shows how much)
+and does not limit a measurement.
 
-    POST /reset      counts and CPU time start again at nought
+    POST /reset      reset counts and CPU time
     GET  /counts     {"requests": 1, "bytes": 357000, "events": 1000, "cpu_seconds": 0.0004}
     POST anything    202 {"accepted": 1000}
 
-The manners: plain; tls, the same behind TLS; slow, 100 ms for each batch; faulty, one batch in a hundred is answered
-503 or 429, or the connection is reset; picky, a batch that holds POISON is refused as a whole. What is not taken is
-not counted.
+The modes: plain; tls, the same behind TLS; slow, 100 ms for each batch; faulty, one batch in a hundred is answered 503
+or 429, or the connection is reset; picky, a batch that holds POISON is refused as a whole. What is refused is not
+counted.
 """
 
 from __future__ import annotations
@@ -22,154 +22,165 @@ import contextlib
 import json
 import ssl
 import time
-from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, Final, cast
 
 import trustme
 import uvloop
 
-from .measure import CA_FILE, MANNERS
+from tests.bench.measure import MODES
+from tests.processes import ROOT
 
-SLOW_SECONDS = 0.1
-FAULTY_ONE_IN = 100
-POISON = b"poison-poison-poison"
-EVENT_MARK = b'"EventId":'  # once in every event; within a string its quotes would be escaped
-OVERLAP = max(len(EVENT_MARK), len(POISON)) - 1
-MAX_HEADER_BYTES = 65536
-
-
-@dataclass
-class Counts:
-    """What was taken since the last reset."""
-
-    requests: int = 0
-    body_bytes: int = 0
-    events: int = 0
-    cpu_seconds_before: float = 0.0
-
-    def reset(self) -> None:
-        """Start again at nought."""
-        self.requests = self.body_bytes = self.events = 0
-        self.cpu_seconds_before = time.process_time()
-
-    def as_json(self) -> bytes:
-        """Write the counts as the body of an answer."""
-        cpu_seconds = time.process_time() - self.cpu_seconds_before
-        return json.dumps(
-            {
-                "requests": self.requests,
-                "bytes": self.body_bytes,
-                "events": self.events,
-                "cpu_seconds": round(cpu_seconds, 4),
-            }
-        ).encode()
+CA_FILE: Final = ROOT / ".bench" / "ca.pem"
+SLOW_SECONDS: Final = 0.1
+FAULTY_ONE_IN: Final = 100
+POISON: Final = b"poison-poison-poison"
+EVENT_MARK: Final = b'"EventId":'  # once in every event; within a string its quotes would be escaped
+OVERLAP: Final = max(len(EVENT_MARK), len(POISON)) - 1
+MAX_HEADER_BYTES: Final = 65536
 
 
-class Blackhole(asyncio.Protocol):
-    """One connection; requests follow one another on it."""
+class Connection(asyncio.Protocol):
+    """
+    A connection of a client, with consecutive requests.
 
-    def __init__(self, counts: Counts, latency_seconds: float, manner: str = "plain") -> None:
-        self.counts = counts
-        self.manner = manner
-        self.latency_seconds = SLOW_SECONDS if manner == "slow" else latency_seconds
-        self.is_poisoned = False
+    Attributes:
+        route: Method and path of the request.
+        body: The part of its body that `take` keeps.
+    """
+
+    def __init__(self) -> None:
         self.transport: asyncio.Transport
-        self.head = b""  # the part of a header block that has come so far
-        self.route = b""  # method and path of the request whose body is coming
-        self.body_left = 0  # bytes of that body still to come
-        self.events = 0  # events seen in it
-        self.tail = b""  # its last few bytes, as a mark may lie across two reads
+        self.route = ""
+        self.body = bytearray()
+        self._head = b""
+        self._body_left = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's transports do not derive from it
 
     def data_received(self, data: bytes) -> None:
         while data:
-            data = self._take_body(data) if self.body_left else self._take_head(data)
+            if not self._body_left:
+                data = self._read_head(data)
+                continue
+            piece, data = data[: self._body_left], data[self._body_left :]
+            self._body_left -= len(piece)
+            self.take(piece)
+            if not self._body_left:
+                self.answer()
 
-    def _take_head(self, data: bytes) -> bytes:
-        head, end, rest = (self.head + data).partition(b"\r\n\r\n")
+    def _read_head(self, data: bytes) -> bytes:
+        head, end, rest = (self._head + data).partition(b"\r\n\r\n")
         if not end:
-            self.head = head
+            self._head = head
             if len(head) > MAX_HEADER_BYTES:
-                self._refuse(b"431 Request Header Fields Too Large")
+                self._refuse("431 Request Header Fields Too Large")
             return b""
-        self.head = self.tail = b""
-        self.events = 0
-        self.is_poisoned = False
-        self.route = head[: head.find(b" HTTP/")]
+        self._head = b""
+        self.route = head[: head.find(b" HTTP/")].decode()
         fields = head.lower()
-        length = fields.partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0].strip()
         if b"\r\ntransfer-encoding:" in fields:
-            self._refuse(b"411 Length Required")
+            self._refuse("411 Length Required")
             return b""
-        self.body_left = int(length or 0)
-        if not self.body_left:
-            self._answer()
+        self._body_left = int(fields.partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0].strip() or 0)
+        self.body.clear()
+        self.begin()
+        if not self._body_left:
+            self.answer()
         return rest
 
-    def _take_body(self, data: bytes) -> bytes:
-        piece, rest = data, b""
-        if len(data) > self.body_left:
-            piece, rest = data[: self.body_left], data[self.body_left :]
-        seam = self.tail[1 - len(EVENT_MARK) :] + piece[: len(EVENT_MARK) - 1]
-        self.events += piece.count(EVENT_MARK) + seam.count(EVENT_MARK)
-        if self.manner == "picky":
-            self.is_poisoned |= POISON in piece or POISON in self.tail + piece[:OVERLAP]
-        self.tail = (self.tail + piece[-OVERLAP:])[-OVERLAP:]
-        self.counts.body_bytes += len(piece)
-        self.body_left -= len(piece)
-        if not self.body_left:
-            self._answer()
-        return rest
+    def begin(self) -> None:
+        """Prepare for a body."""
 
-    def _answer(self) -> None:
-        if self.route == b"POST /reset":
-            self.counts.reset()
-            self._write(b"200 OK", b"{}")
-        elif self.route == b"GET /counts":
-            self._write(b"200 OK", self.counts.as_json())
-        elif self.route.startswith(b"POST "):
-            self.counts.requests += 1
-            if self.is_poisoned:
-                self._write(b"400 Bad Request", b'{"message": "poison"}')
-                return
-            if self.manner == "faulty" and self.counts.requests % FAULTY_ONE_IN == 0:
-                self._fail(self.counts.requests // FAULTY_ONE_IN % 3)
-                return
-            self.counts.events += self.events
-            body = b'{"accepted": %d}' % self.events
-            if self.latency_seconds:
-                loop = asyncio.get_running_loop()
-                loop.call_later(self.latency_seconds, self._write, b"202 Accepted", body)
-            else:
-                self._write(b"202 Accepted", body)
-        else:
-            self._write(b"404 Not Found", b"{}")
+    def take(self, piece: bytes) -> None:
+        self.body += piece
 
-    def _write(self, status: bytes, body: bytes) -> None:
+    def answer(self) -> None:
+        raise NotImplementedError
+
+    def write(self, status: str, document: Any) -> None:
         if not self.transport.is_closing():
-            self.transport.write(
-                b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-                % (status, len(body), body)
-            )
+            body = json.dumps(document).encode()
+            head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            self.transport.write(head.encode() + body)
 
-    def _fail(self, how: int) -> None:
-        if how == 0:
-            self._write(b"503 Service Unavailable", b"{}")
-        elif how == 1:
-            self._write(b"429 Too Many Requests", b"{}")
-        else:
-            self.transport.abort()
+    def write_later(self, seconds: float, status: str, document: Any) -> None:
+        asyncio.get_running_loop().call_later(seconds, self.write, status, document)
 
-    def _refuse(self, status: bytes) -> None:
-        self._write(status, b"{}")
+    def _refuse(self, status: str) -> None:
+        self.write(status, {})
         self.transport.close()
 
 
+class Counts:
+    """The counts since the last reset."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.requests = self.bytes = self.events = 0
+        self._cpu_seconds_before = time.process_time()
+
+    def document(self) -> dict[str, float]:
+        cpu_seconds = round(time.process_time() - self._cpu_seconds_before, 4)
+        return {"requests": self.requests, "bytes": self.bytes, "events": self.events, "cpu_seconds": cpu_seconds}
+
+
+class Blackhole(Connection):
+    counts = Counts()
+
+    def __init__(self, latency_seconds: float, mode: str) -> None:
+        super().__init__()
+        self.mode = mode
+        self.latency_seconds = SLOW_SECONDS if mode == "slow" else latency_seconds
+
+    def begin(self) -> None:
+        self.events = 0
+        self.is_poisoned = False
+        self.tail = b""  # its last few bytes, because a mark may span two reads
+
+    def take(self, piece: bytes) -> None:
+        seam = self.tail[1 - len(EVENT_MARK) :] + piece[: len(EVENT_MARK) - 1]
+        self.events += piece.count(EVENT_MARK) + seam.count(EVENT_MARK)
+        if self.mode == "picky":
+            self.is_poisoned |= POISON in piece or POISON in self.tail + piece[:OVERLAP]
+        self.tail = (self.tail + piece[-OVERLAP:])[-OVERLAP:]
+        self.counts.bytes += len(piece)
+
+    def answer(self) -> None:
+        counts = self.counts
+        if self.route == "POST /reset":
+            counts.reset()
+            self.write("200 OK", {})
+        elif self.route == "GET /counts":
+            self.write("200 OK", counts.document())
+        elif not self.route.startswith("POST "):
+            self.write("404 Not Found", {})
+        else:
+            counts.requests += 1
+            if self.is_poisoned:
+                self.write("400 Bad Request", {"message": "poison"})
+            elif self.mode == "faulty" and counts.requests % FAULTY_ONE_IN == 0:
+                self._fail(counts.requests // FAULTY_ONE_IN % 3)
+            else:
+                counts.events += self.events
+                accepted = {"accepted": self.events}
+                if self.latency_seconds:
+                    self.write_later(self.latency_seconds, "202 Accepted", accepted)
+                else:
+                    self.write("202 Accepted", accepted)
+
+    def _fail(self, how: int) -> None:
+        if how == 2:
+            self.transport.abort()
+        else:
+            self.write(("503 Service Unavailable", "429 Too Many Requests")[how], {})
+
+
 def certified() -> ssl.SSLContext:
-    """Make a certificate for this machine, and leave its authority in a file for the clients."""
+    """Create a certificate for this machine, and write its authority to a file for the clients."""
     authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
@@ -178,31 +189,24 @@ def certified() -> ssl.SSLContext:
     return context
 
 
-async def serve(port: int, latency_seconds: float) -> None:
-    """Listen on loopback and print the ports."""
-    counts = Counts()
+async def serve(latency_seconds: float) -> None:
     loop = asyncio.get_running_loop()
     servers = [
         await loop.create_server(
-            partial(Blackhole, counts, latency_seconds, manner),
-            "127.0.0.1",
-            0 if manner != "plain" else port,
-            ssl=certified() if manner == "tls" else None,
+            partial(Blackhole, latency_seconds, mode), "127.0.0.1", 0, ssl=certified() if mode == "tls" else None
         )
-        for manner in MANNERS
+        for mode in MODES
     ]
     print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
     await servers[0].serve_forever()
 
 
 def main() -> None:
-    """Read the flags and serve until ended."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.blackhole", description="Take, count, forget.")
-    parser.add_argument("--port", type=int, default=0, help="0, the default, lets the system choose")
-    parser.add_argument("--latency-ms", type=float, default=0.0, help="wait before each answer to a batch")
-    args = parser.parse_args()
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="latency of each answer to a batch")
+    latency_ms = parser.parse_args().latency_ms
     with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(serve(args.port, args.latency_ms / 1000))
+        uvloop.run(serve(latency_ms / 1000))
 
 
 if __name__ == "__main__":

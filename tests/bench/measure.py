@@ -1,13 +1,12 @@
 """
-Runs one row as a process of its own and says what it cost; runs the server beside it.
+Run a row as a separate process and measure it; run the server.
 
-This process must stay small: Linux starts a child's peak memory at that of the process it was forked from.
-Hence no HTTP library here, and nothing that reads the sample file as a whole.
+This process must stay small, because Linux initialises the peak memory of a child with that of its parent. So this
+module imports no HTTP library and never reads the whole sample file.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import shutil
@@ -16,54 +15,58 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-ROOT = Path(__file__).parents[2]
+from tests.processes import ROOT, Server, clean_environment, running_program
+
 ROW_LIMIT_SECONDS = 900
-MANNERS = ("plain", "slow", "faulty", "picky", "tls")  # in which the server answers, each on a port of its own
-CA_FILE = ROOT / ".bench" / "ca.pem"  # of the server that speaks TLS
+MODES = ("plain", "slow", "faulty", "picky", "tls")  # of the server, each on a port of its own
 DEAD_LETTERS, LEDGER = "dead-letters", "ledger"  # topics of all groups
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes per unit of ru_maxrss
 
 
 class RowError(Exception):
-    """A row could not be run, or its count is wrong; the text says which."""
+    """A row could not be run, or its count is wrong."""
 
 
-@dataclass
-class Pinning:
-    """How a command is put on a core of its own; empty prefixes if that is not possible here."""
+class Pinning(NamedTuple):
+    """Command prefixes that pin a process to a core; empty if that is not possible here."""
 
     row: list[str]
     server: list[str]
 
     def describe(self) -> str:
-        """Return where the rows and the server run."""
         if not self.row:
             return "not pinned (needs taskset and two cores)"
         return f"rows on core {self.row[-1]}, server on core {self.server[-1]}"
 
 
-@dataclass
-class Measurement:
-    """What one run of one row cost."""
+class Measurement(NamedTuple):
+    """
+    One run of one row.
 
-    wall_seconds: float  # from the start of the process to its end
-    inner_seconds: float  # as the process itself tells, without its start
-    cpu_seconds: float  # user and system, with all children
+    Attributes:
+        wall_seconds: From the start of the process to its end.
+        inner_seconds: As reported by the process, without its start.
+        cpu_seconds: User and system time, including all children.
+        figures: Other measurements of the row.
+    """
+
+    wall_seconds: float
+    inner_seconds: float
+    cpu_seconds: float
     peak_rss_bytes: int
     server_cpu_seconds: float
     requests: int
     events: int
-    figures: dict[str, float | None]  # what a row has found out besides
+    figures: dict[str, float | None]
 
 
 def find_pinning() -> Pinning:
-    """Assign the rows the first core that this process may use and the server the second one."""
+    """Assign the first usable core to the rows and the second one to the server."""
     taskset = shutil.which("taskset")
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if taskset is None or len(cores) < 2:
@@ -73,100 +76,44 @@ def find_pinning() -> Pinning:
     return Pinning(row, server) if works else Pinning([], [])
 
 
-def clean_environment() -> dict[str, str]:
-    """The environment without what would lead a row elsewhere: proxies and settings of `shipper`."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.lower().endswith("_proxy") and (not name.startswith("SHIPPER_") or name == "SHIPPER_NATIVE")
-    }
+class BlackholeServer(Server):
+    """
+    The running blackhole.
 
-
-class Server:
-    """The running blackhole, seen from here."""
+    Attributes:
+        urls: By mode.
+    """
 
     def __init__(self, ports: Mapping[str, int]) -> None:
-        self.port = ports["plain"]
-        self.urls = {
-            manner: f"{'https' if manner == 'tls' else 'http'}://127.0.0.1:{port}" for manner, port in ports.items()
-        }
-
-    def reset(self) -> None:
-        """Set its counts to nought."""
-        self._ask("POST", "/reset")
+        super().__init__(ports["plain"])
+        self.urls = {mode: f"{'https' if mode == 'tls' else 'http'}://127.0.0.1:{port}" for mode, port in ports.items()}
 
     def counts(self) -> dict[str, Any]:
-        """Fetch what it has taken since the last reset."""
-        return self._ask("GET", "/counts")
-
-    def _ask(self, method: str, path: str) -> dict[str, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        try:
-            connection.request(method, path)
-            answer: dict[str, Any] = json.loads(connection.getresponse().read())
-            return answer
-        finally:
-            connection.close()
+        """Return the counts since the last reset."""
+        return self.ask("GET", "/counts")
 
 
 @contextmanager
-def running_server(pin: Sequence[str], latency_ms: float) -> Iterator[Server]:
-    """Start the blackhole on a free port; end it on the way out."""
-    command = [
-        *pin,
-        sys.executable,
-        "-m",
-        "tests.bench.blackhole",
-        "--port",
-        "0",
-        "--latency-ms",
-        str(latency_ms),
-    ]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            ports = process.stdout.readline().split()
-            if not ports:
-                raise RowError("the server did not start")
-            yield Server(dict(zip(MANNERS, map(int, ports), strict=True)))
-        finally:
-            process.terminate()
+def running_server(pin: Sequence[str] = (), latency_ms: float = 0.0) -> Iterator[BlackholeServer]:
+    with running_program("tests.bench.blackhole", "--latency-ms", str(latency_ms), pin=pin) as line:
+        if not line:
+            raise RowError("the server did not start")
+        yield BlackholeServer(dict(zip(MODES, map(int, line.split()), strict=True)))
 
 
-@contextmanager
-def running_broker(pin: Sequence[str], samples: Iterable[Path]) -> Iterator[tuple[str, str]]:
+def run_row(command: Sequence[str], *, events: int, server: BlackholeServer, sends: bool) -> Measurement:
     """
-    Start a broker that has samples as topics; end it on the way out.
-
-    Returns:
-        Its address, and why there is none.
-    """
-    with tempfile.TemporaryDirectory(prefix="shipper-bench-") as directory:
-        command = [*pin, sys.executable, "-m", "tests.bench.topics", directory, *map(str, samples)]
-        pipe = subprocess.PIPE
-        with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            line = process.stdout.readline().strip()
-            try:
-                yield ("", line or "the broker did not start") if " " in line or not line else (line, "")
-            finally:
-                process.stdin.close()
-
-
-def run_row(command: Sequence[str], *, events: int, server: Server, sends: bool) -> Measurement:
-    """
-    Run a command to its end and hold its counts against the truth.
+    Run a command to its end, and check its counts.
 
     Args:
         command: Prints a JSON object with `accepted` and `seconds` as the last line of its standard output, and
             `cpu_seconds` and `peak_rss_bytes`, if they are not those of all its processes.
-        events: How many events it has to get accepted.
-        sends: The events must also have arrived at the server.
+        events: Number of events that must be accepted.
+        sends: Whether the events must have arrived at the server.
     Raises:
         RowError: It failed, did not end, or did not account for exactly `events` events.
     """
-    server.reset()
+    server.ask("POST", "/reset")
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         begin = time.perf_counter()
         process = subprocess.Popen(
@@ -175,7 +122,7 @@ def run_row(command: Sequence[str], *, events: int, server: Server, sends: bool)
         limit = threading.Timer(ROW_LIMIT_SECONDS, process.kill)
         limit.start()
         try:
-            _, status, usage = os.wait4(process.pid, 0)  # Popen.wait() would keep no account of the child
+            _, status, usage = os.wait4(process.pid, 0)  # Popen.wait() would not return the resource usage
             wall_seconds = time.perf_counter() - begin
             process.returncode = os.waitstatus_to_exitcode(status)
         finally:
@@ -183,16 +130,19 @@ def run_row(command: Sequence[str], *, events: int, server: Server, sends: bool)
         out_line, err_line = _last_line(out), _last_line(err)
     if process.returncode:
         raise RowError(f"exit code {process.returncode}: {err_line or out_line or 'no output'}")
-
-    summary = _summary(out_line)
+    try:
+        summary = json.loads(out_line)
+        accepted, seconds = summary["accepted"], summary["seconds"]
+    except (ValueError, TypeError, KeyError):
+        raise RowError(f"the last line of the output is not a summary: {out_line[:80]!r}") from None
     counts = server.counts()
-    if summary["accepted"] != events:
-        raise RowError(f"wrong count: {summary['accepted']:,} of {events:,} events accepted")
+    if accepted != events:
+        raise RowError(f"wrong count: {accepted:,} of {events:,} events accepted")
     if sends and counts["events"] != events:
         raise RowError(f"wrong count: {counts['events']:,} of {events:,} events arrived at the server")
     return Measurement(
         wall_seconds=wall_seconds,
-        inner_seconds=summary["seconds"],
+        inner_seconds=seconds,
         cpu_seconds=summary.get("cpu_seconds", usage.ru_utime + usage.ru_stime),
         peak_rss_bytes=summary.get("peak_rss_bytes", usage.ru_maxrss * RSS_UNIT),
         server_cpu_seconds=counts["cpu_seconds"],
@@ -212,12 +162,3 @@ def _last_line(file: Any) -> str:
     file.seek(0)
     lines = file.read().decode(errors="replace").strip().splitlines()
     return lines[-1].strip() if lines else ""
-
-
-def _summary(line: str) -> dict[str, Any]:
-    try:
-        summary: dict[str, Any] = json.loads(line)
-        summary["accepted"], summary["seconds"]
-    except (ValueError, TypeError, KeyError):
-        raise RowError(f"the last line of its output is no summary: {line[:80]!r}") from None
-    return summary

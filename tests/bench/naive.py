@@ -1,8 +1,8 @@
 """
-Row `naive`: what a competent person writes in an afternoon; `python -m tests.bench.naive FILE URL`.
+Row `naive`: a straightforward script, as written in an afternoon; `python -m tests.bench.naive FILE URL`.
 
 It validates with pydantic, batches, keeps eight requests in flight and streams the file. It has no
-checkpoint, no dead letters and no retry; `shipper` is compared with it all the same.
+checkpoints, dead letters or retries.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
-Rows of other shippers, if they are installed: `python -m tests.bench.peers NAME FILE URL DIRECTORY`.
+Rows of other shippers that are installed: `python -m tests.bench.peers NAME FILE URL DIRECTORY`.
 
-They are configured as `docs/performance.md` shows, from which the configuration is taken. The time is that from the
-start of the process to the arrival of the last event; then it is ended, because it would wait for more.
+Their configuration is taken from `docs/performance.md`. The time is measured from the start of the process to the
+arrival of the last event; then the process is terminated, because it would wait for more.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from .measure import ROOT, RSS_UNIT, RowError, Server, lines_of
+from tests.bench.measure import RSS_UNIT, BlackholeServer, RowError, lines_of
+from tests.processes import ROOT, leave_core
 
-PEERS: Final = {  # name in the table: the program, and its arguments
+PEERS: Final = {  # by name in the table: the program and its arguments
     "fluent-bit": ("fluent-bit", "-c CONFIG"),
     "fluent-bit-file": ("fluent-bit", "-c CONFIG"),
     "syslog-ng": (
@@ -31,7 +32,7 @@ PEERS: Final = {  # name in the table: the program, and its arguments
     "rsyslog": ("rsyslogd", "-n -f CONFIG -i STATE/pid"),
 }
 _PAGE: Final = ROOT / "docs" / "performance.md"
-_STILL_S: Final = 20.0  # so long nothing arrives before it is given up
+_STILL_S: Final = 20.0  # without arrivals before the run fails
 _LOOK_S: Final = 0.02
 
 
@@ -51,7 +52,7 @@ def program(name: str) -> str:
 
 
 def release(name: str) -> str:
-    """Return the version that a peer tells, or why there is none."""
+    """Return the version reported by a peer, or why there is none."""
     try:
         option = "-v" if name == "rsyslog" else "--version"
         done = subprocess.run([program(name), option], capture_output=True, text=True, timeout=10)
@@ -61,18 +62,18 @@ def release(name: str) -> str:
 
 
 def configuration(name: str, **values: object) -> str:
-    """Take the block of a peer from the documentation, and replace the words in capitals."""
+    """Return the configuration of a peer from the documentation, with the words in capitals replaced."""
     found = re.search(rf"<!-- {name} -->\n+```\w*\n(.*?)```", _PAGE.read_text(), re.DOTALL)
-    assert found, f"{_PAGE} does not show how {name} is configured"
+    assert found, f"{_PAGE} has no configuration of {name}"
     return re.sub(r"\b(FILE|PORT|STATE)\b", lambda word: str(values[word[0]]), found[1])
 
 
 def main() -> None:
-    """Run a peer until all has arrived, and print what it cost."""
+    """Run a peer until everything has arrived, and print its resource usage."""
     name, sample, url, folder = sys.argv[1:]
     port = urlsplit(url).port
     assert port
-    server, events = Server({"plain": port}), lines_of(Path(sample))
+    server, events = BlackholeServer({"plain": port}), lines_of(Path(sample))
     config = Path(folder, f"{name}.{'yaml' if name.startswith('fluent-bit') else 'conf'}")
     config.write_text(configuration(name, FILE=sample, PORT=port, STATE=folder))
     arguments = PEERS[name][1].replace("CONFIG", str(config)).replace("STATE", folder)
@@ -81,11 +82,9 @@ def main() -> None:
         process = subprocess.Popen(
             [program(name), *arguments.split()], stdin=subprocess.DEVNULL, stdout=output, stderr=output
         )
-        # This process looks from another core than the one where the peer is.
-        if others := set(range(os.cpu_count() or 1)) - os.sched_getaffinity(0):
-            os.sched_setaffinity(0, others)
+        leave_core()
         arrived, seconds = _until_all_has_arrived(server, events, begin, process)
-        os.kill(process.pid, signal.SIGTERM)  # `terminate` would take note of its end, and keep no account
+        os.kill(process.pid, signal.SIGTERM)  # `terminate` could reap the process and lose its resource usage
         _, _, usage = os.wait4(process.pid, 0)
         process.returncode = 0
         if arrived < events:
@@ -104,12 +103,12 @@ def main() -> None:
 
 
 def _until_all_has_arrived(
-    server: Server, events: int, begin: float, process: subprocess.Popen[bytes]
+    server: BlackholeServer, events: int, begin: float, process: subprocess.Popen[bytes]
 ) -> tuple[int, float]:
     arrived, changed = 0, begin
     while arrived < events and time.perf_counter() < changed + _STILL_S:
         if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            break  # it has ended by itself
+            break  # it has already ended
         time.sleep(_LOOK_S)
         now = server.counts()["events"]
         if now != arrived:

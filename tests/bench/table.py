@@ -1,4 +1,4 @@
-"""What the measurements come to: medians, ratios, targets, and the machine they hold for."""
+"""Summarise the measurements: medians, ratios, targets, and the machine."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from statistics import median
 from typing import Any, Final
 
 from shipper.system.native import ENGINE
-
-from .measure import Measurement
-from .peers import PEERS, release
-from .rows import FOLLOWING, SENDING, Row
+from tests.bench.measure import Measurement
+from tests.bench.peers import PEERS, release
+from tests.bench.rows import FOLLOWING, SENDING, Row
 
 LIBRARIES: Final = ("httpx", "httpcore", "h11", "anyio", "uvloop", "msgspec", "pydantic")
 FLUENT_BIT: Final = ("fluent-bit", "fluent-bit-file")
 FLUENT_BIT_SPARSE: Final = tuple(f"{label}@sparse" for label in FLUENT_BIT)
-TARGETS: Final = (  # row, held against the fastest of (none: events/s), at least
+TARGETS: Final = (  # row, compared with the fastest of (none: events/s), minimum
     ("backfill", FLUENT_BIT, 2.0),
     ("backfill", ("naive",), 9.0),
     ("backfill:pure", ("fluent-bit-file",), 1.0),
@@ -37,12 +36,12 @@ TARGETS: Final = (  # row, held against the fastest of (none: events/s), at leas
     ("backfill-gz", ("backfill",), 0.7),
     ("backfill-slow", ("backfill",), 0.9),
     ("backfill-faulty", ("backfill",), 0.9),
-    ("backfill-picky", ("backfill",), 0.85),  # one batch in ten is taken apart
+    ("backfill-picky", ("backfill",), 0.85),  # one batch in ten is split
     ("validate", (), 500_000.0),
     ("sandbox", (), 150_000.0),
     ("sandbox-file", (), 150_000.0),
 )
-CEILINGS: Final = (  # row, figure, at most, unit
+CEILINGS: Final = (  # row, figure, maximum, unit
     ("tail-idle", "p50_ms", 20.0, "ms"),
     ("tail-busy", "p50_ms", 50.0, "ms"),
     ("idle-1", "help_ms", 300.0, "ms"),
@@ -72,34 +71,34 @@ FOLLOWING_FIGURES: Final = (  # heading, figure, decimals
     ("at rest % of a core", "rest_percent", 2),
     ("at rest RSS MiB", "rest_mib", 0),
     ("events/s beside", "busy_per_second", 0),
-    ("not yet come", "behind", 0),
+    ("not arrived", "behind", 0),
 )
 
 Runs = Mapping[str, Sequence[Measurement]]
 
 
 def is_among(label: str, names: Container[str]) -> bool:
-    """Return whether the row of a label has one of these names."""
+    """Return whether a label names one of these rows."""
     return Row.parse(label).name in names
 
 
 def rate(label: str, run: Measurement) -> float:
     """
-    Events per second: of the whole process; for a row that sends nothing to the server without its start.
+    Return the events per second of the whole process; without its start for a row that does not send to the server.
 
-    A peer ends when it is told to; it counts until the last event has arrived.
+    A peer is measured until the last event has arrived.
     """
     is_whole = is_among(label, SENDING) and not is_among(label, PEERS)
     return run.events / (run.wall_seconds if is_whole else run.inner_seconds)
 
 
 def median_rates(runs: Runs) -> dict[str, float]:
-    """The median over the rounds, by row; following has none."""
+    """Return the median rate by row, except for rows that follow files."""
     return {name: median(rate(name, run) for run in row) for name, row in runs.items() if not is_among(name, FOLLOWING)}
 
 
 def median_figures(runs: Runs) -> dict[str, dict[str, float]]:
-    """The medians over the rounds of what the rows of following have found, by row and figure."""
+    """Return the median figures of the rows that follow files, by row and figure."""
     return {
         name: {
             figure: median(value for run in row if (value := run.figures[figure]) is not None)
@@ -112,7 +111,7 @@ def median_figures(runs: Runs) -> dict[str, dict[str, float]]:
 
 
 def render(runs: Runs) -> str:
-    """The tables, one line a row: throughput, and following. A table without rows is left out."""
+    """Return the tables for throughput and for following; a table without rows is omitted."""
     tables = [_throughput(runs), _following(runs)]
     return "\n\n".join(_aligned(lines) for lines in tables if len(lines) > 1)
 
@@ -141,7 +140,7 @@ def _throughput(runs: Runs) -> list[tuple[str, ...]]:
 
 def _following(runs: Runs) -> list[tuple[str, ...]]:
     medians = median_figures(runs)
-    lines = [("append -> service, beyond the linger", *(heading for heading, _, _ in FOLLOWING_FIGURES), "x tail-idle")]
+    lines = [("append -> service, without linger", *(heading for heading, _, _ in FOLLOWING_FIGURES), "x tail-idle")]
     for name, figures in medians.items():
         cells = (f"{figures[key]:,.{digits}f}" if key in figures else "-" for _, key, digits in FOLLOWING_FIGURES)
         idle_ms = medians.get("tail-idle", {}).get("p50_ms")
@@ -161,7 +160,7 @@ def _aligned(lines: Sequence[Iterable[str]]) -> str:
 
 
 def targets(runs: Runs) -> list[str]:
-    """One sentence per target; a target is a wish, never an assertion."""
+    """Return a line per target; a missed target is not a failure."""
     rates = median_rates(runs)
     lines = []
     for name, others, least in TARGETS:
@@ -184,7 +183,7 @@ def targets(runs: Runs) -> list[str]:
 
 
 def machine(peers: Iterable[str]) -> dict[str, Any]:
-    """What the figures hold for: processor, cores, Python, libraries, and the versions of peers."""
+    """Describe the machine: processor, cores, Python, libraries, and versions of peers."""
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),

@@ -1,1 +1,1 @@
-"""The installed command as a process, against a real server: what is lost is 0, what is repeated is bounded."""
+"""The installed command against a real server: it loses nothing, and repeats are bounded."""

@@ -1,4 +1,4 @@
-"""A browser without a window, for the pages that shipper makes."""
+"""A headless browser for shipper's pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LIMIT_SECONDS = 60
 
 
 class Browser:
-    """A browser without a window that is told over a pipe what to do; nothing but the loopback can be reached."""
+    """A headless browser controlled over a pipe; it can reach only loopback."""
 
     def __init__(self, folder: Path) -> None:
         program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -29,7 +29,7 @@ class Browser:
                 *("bash", "-c", f'exec "$0" "$@" 3<&{orders} 4>&{answers}'),
                 *(program, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe"),
                 *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--kiosk"),
-                "--disable-features=BackForwardCache",  # pages that were left keep no processes
+                "--disable-features=BackForwardCache",  # keep no process for a closed page
                 *("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", f"--user-data-dir={folder}"),
             ],
             stdout=subprocess.DEVNULL,
@@ -45,8 +45,8 @@ class Browser:
         self._read_at: tuple[object, ...] = ()
         self.troubles: list[str] = []
 
-    def order(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send a command of the debugging protocol; answers with its result."""
+    def send(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Send a command of the debugging protocol; return its result."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -61,7 +61,7 @@ class Browser:
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._read:
             piece = os.read(self._answers, 1 << 20)
-            assert piece, "the browser has ended"
+            assert piece, "the browser exited"
             self._read += piece
         line, _, self._read = self._read.partition(b"\0")
         message = json.loads(line)
@@ -70,7 +70,7 @@ class Browser:
         return message
 
     def open(self, url: str, *, width: int = 1280, scheme: str = "light") -> Page:
-        """Open a page instead of the one before, in the same tab: a new one would need a process of its own."""
+        """Open a page in the same tab: a new tab would need its own process."""
         if self._session is None:
             self._begin()
         page = Page(self)
@@ -78,56 +78,56 @@ class Browser:
         self._read_at = ()
         if self._shape != (width, scheme):
             self._shape = (width, scheme)
-            self.order(
+            self.send(
                 "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
             )
-            self.order(
+            self.send(
                 "Emulation.setEmulatedMedia", media="", features=[{"name": "prefers-color-scheme", "value": scheme}]
             )
         self.troubles.clear()
-        self.order("Page.navigate", url=url)
+        self.send("Page.navigate", url=url)
         page.until("typeof isLeft === 'undefined' && document.documentElement?.dataset.shown > 0")
         return page
 
-    def look(self, url: str, *, width: int = 1280, scheme: str = "light") -> Page:
-        """Open a page, or let it ask again if it is open: then it draws what was answered as if it were the first."""
+    def show(self, url: str, *, width: int = 1280, scheme: str = "light") -> Page:
+        """Open a page; if it is open, poll again and draw the answer as if it were the first."""
         if self._read_at == (url, width, scheme):
             self.troubles.clear()
             page = Page(self)
-            page.ask_again("moments = [], heard.at = null")
+            page.ask_again("samples = [], latest.at = null")
         else:
             page = self.open(url, width=width, scheme=scheme)
             self._read_at = (url, width, scheme)
         return page
 
     def dom_of(self, url: str) -> str:
-        """Open any page; answers with what the browser made of it."""
+        """Open any page; return its DOM."""
         if self._session is None:
             self._begin()
         self._read_at = ()
         page = Page(self)
         page.run("isLeft = true")
-        self.order("Page.navigate", url=url)
+        self.send("Page.navigate", url=url)
         page.until("typeof isLeft === 'undefined' && document.readyState === 'complete'")
         return page.run("document.documentElement.outerHTML")
 
     def forget_shape(self) -> None:
-        """Set width and colours anew for the page that is opened next."""
+        """Set width and colours again for the next page."""
         self._shape, self._read_at = None, ()
 
     def _begin(self) -> None:
-        target = self.order("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.order("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        target = self.send("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
-            self.order(f"{domain}.enable")
-        self.order("Emulation.setTimezoneOverride", timezoneId="Europe/Berlin")
+            self.send(f"{domain}.enable")
+        self.send("Emulation.setTimezoneOverride", timezoneId="Europe/Berlin")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._session = None
-        self.order("Browser.close")
+        self.send("Browser.close")
         self._process.wait(30)
         os.close(self._orders)
         os.close(self._answers)
@@ -138,11 +138,11 @@ class Page:
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
-        self.order = browser.order
+        self.send = browser.send
 
     def run(self, script: str) -> Any:
         """Evaluate an expression in the page."""
-        result = self.order("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        result = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
@@ -154,12 +154,12 @@ class Page:
             time.sleep(0.02)
 
     def ask_again(self, before: str = "") -> None:
-        """Poll now; the page would by itself, two seconds after the last answer."""
-        is_idle = "new Promise((done) => { const look = () => (isAsking ? setTimeout(look, 5) : done()); look() })"
+        """Poll now instead of two seconds after the last answer."""
+        is_idle = "new Promise((done) => { const look = () => (isPolling ? setTimeout(look, 5) : done()); look() })"
         self.run(f"{is_idle}.then(() => {{ {before}; return poll() }})")
 
     def text(self, selector: str = "body") -> str:
-        """Read what is shown, spaces made one."""
+        """Return the visible text with runs of spaces collapsed."""
         return " ".join(self.run(f"document.querySelector({json.dumps(selector)}).innerText").split())
 
     def texts(self, selector: str) -> list[str]:
@@ -174,27 +174,27 @@ class Page:
 
     @property
     def troubles(self) -> list[str]:
-        """What the browser complained of: errors, breaches of the policy, anything on its console."""
+        """Errors, policy violations and console messages of the browser."""
         self.run("1")
         return self._browser.troubles
 
     def lay_out(self, *, width: int, media: str = "screen", scheme: str = "light") -> None:
-        """Lay the page out anew, until another one is opened."""
+        """Change the layout until another page is opened."""
         shape = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-        self.order("Emulation.setDeviceMetricsOverride", **shape)
+        self.send("Emulation.setDeviceMetricsOverride", **shape)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.order("Emulation.setEmulatedMedia", media=media, features=features)
+        self.send("Emulation.setEmulatedMedia", media=media, features=features)
         self._browser.forget_shape()
 
     def move_mouse(self, x: float, y: float) -> None:
-        self.order("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def press(self, *keys: str) -> None:
         for key in keys:
-            self.order("Input.dispatchKeyEvent", type="keyDown", key=key)
+            self.send("Input.dispatchKeyEvent", type="keyDown", key=key)
 
     def photograph(self, path: Path) -> None:
-        whole = self.order("Page.getLayoutMetrics")["cssContentSize"]
+        whole = self.send("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": whole["width"], "height": whole["height"], "scale": 1}
-        shot = self.order("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+        shot = self.send("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
         path.write_bytes(b64decode(shot["data"]))

@@ -1,4 +1,4 @@
-"""One sandbox and one sample file for all tests; each test has a shipper with a state directory of its own."""
+"""One sandbox and one sample file for all tests; each test has a shipper with its own state directory."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SAMPLE_EVENTS = 50_000
 class Sample:
     """
     Attributes:
-        lines: Each with its newline.
-        ids: Their EventIds, in their order.
+        lines: Lines with their newlines.
+        ids: Their EventIds, in order.
     """
 
     path: Path
@@ -60,14 +60,14 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def _sandbox() -> Iterator[Service]:
-    options = SandboxOptions(port=0, max_body_bytes=64 << 20)  # also for records that are longer than any read
+    options = SandboxOptions(port=0, max_body_bytes=64 << 20)  # for records longer than a read
     with SandboxThread(options, clock=time.time) as sandbox, Service(Target(*sandbox.access)) as service:
         yield service
 
 
 @pytest.fixture
 def service(_sandbox: Service) -> Service:
-    """The sandbox, empty."""
+    """The empty sandbox."""
     _sandbox.reset()
     return _sandbox
 
@@ -81,14 +81,14 @@ def shipper(service: Service, tmp_path: Path) -> Iterator[Shipper]:
 
 @pytest.fixture
 def fake() -> Iterator[FakeService]:
-    """A service that misbehaves as it is told."""
+    """A service that misbehaves on demand."""
     with FakeService() as fake:
         yield fake
 
 
 @pytest.fixture
 def ships_to_fake(shipper: Shipper, fake: FakeService) -> None:
-    """The shipper ships to the service that misbehaves."""
+    """Make the shipper ship to the misbehaving service."""
     shipper.target = fake.target
 
 
@@ -102,7 +102,7 @@ def file(shipper: Shipper, sample: Sample) -> Path:
 
 @pytest.fixture
 def folder(shipper: Shipper) -> Path:
-    """Where a shipper that follows files finds them."""
+    """The folder of the files that a shipper follows."""
     folder = shipper.folder / "logs"
     folder.mkdir()
     return folder

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Takes the options of curl that the transcripts in docs/sandbox.md use, where there is no curl."""
+"""A substitute for curl with the options used by the transcripts in docs/sandbox.md."""
 
 import http.client
 import sys

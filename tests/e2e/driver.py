@@ -1,9 +1,8 @@
 """
-Runs the installed `shipper`, looks at what it left behind, and at what the service holds.
+Runs the installed `shipper`, and reads its state and the service's events.
 
-Every run that ends goes through `assert_accounted`: the promise `read == accepted + dead_lettered + duplicates +
-pending` in the summary and in the state store, and each dead letter is there or counted as purged. No run may show a
-traceback.
+Every completed run is checked by `assert_accounted`: `read == accepted + dead_lettered + duplicates + pending` holds in
+the summary and in the state store, and each dead letter is kept or counted as purged. No run may print a traceback.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import sqlite3
 import subprocess
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -29,34 +29,44 @@ from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.server import SandboxThread
 from tests import in_process
 from tests.e2e import warm_start
-from tests.e2e.warm_start import SHIPPER as SHIPPER
+from tests.processes import SHIPPER as SHIPPER
+from tests.processes import memory_bytes
 
-# Settings of a `shipper run` that a test waits for.
+# Settings that keep a test from waiting for `shipper run`.
 QUICK = {"batch.linger_seconds": 0.02, "input.poll_interval_seconds": 0.1, "state.commit_interval_seconds": 0.05}
-# How often a running shipper looks at itself, and tells: a test that waits for what it tells would wait a second.
+# Intervals at which a running shipper reports its state; with the defaults, tests would wait a second.
 _OFTEN = {
-    "shipper.pipeline.observer.LOOK_INTERVAL_S": 0.1,
+    "shipper.pipeline.observer.SNAPSHOT_INTERVAL_S": 0.1,
     "shipper.status.admin.app._FRESH_S": 0.1,
-    "shipper.status.live_file._WRITE_INTERVAL_S": 0.1,
+    "shipper.status.live._WRITE_INTERVAL_S": 0.1,
 }
 _PAGE_EVENTS = 10_000
-# Variables that are read whenever a command runs.
+# Variables that a command reads when it runs, not when it is imported.
 _READ_LATE = re.compile(r"SHIPPER__\w+|INTAKE_\w+|REPORT_\w+|CLIENT_SECRET|(PROXY_)?PASSWORD|COLUMNS|\w+_(PROXY|proxy)")
 
 
 def pauses() -> Iterator[float]:
-    """Yield how long to sleep between looks: what comes soon is seen soon, and a long wait costs few looks."""
+    """Yield increasing pauses between polls, so that short waits are short and long waits cost few polls."""
     pause_s = 0.005
     while True:
         yield pause_s
         pause_s = min(1.5 * pause_s, 0.05)
 
 
-def wait_until(condition: Callable[[], object], what: str, *, limit_s: float = 60) -> None:
-    """Poll until a condition holds; a test never trusts that something takes only so long."""
+def wait_until(
+    condition: Callable[[], object], what: str, *, limit_s: float = 60, running: Running | None = None
+) -> None:
+    """
+    Poll until a condition holds.
+
+    Args:
+        running: The process that must fulfil the condition.
+    """
     deadline, pause = time.monotonic() + limit_s, pauses()
     while not condition():
-        assert time.monotonic() < deadline, f"not within {limit_s} s: {what}"
+        stderr = f"\n{running.stderr}" if running and (running.has_ended or time.monotonic() > deadline) else ""
+        assert not running or not running.has_ended or condition(), f"ended before this: {what}{stderr}"
+        assert time.monotonic() < deadline, f"not within {limit_s} s: {what}{stderr}"
         time.sleep(next(pause))
 
 
@@ -69,12 +79,12 @@ def event_ids(lines: Iterable[bytes]) -> list[str]:
 
 
 def changed(line: bytes, **fields: object) -> bytes:
-    """Set fields of an event; `...` takes one out."""
+    """Return an event with changed fields; `...` removes a field."""
     document = {**json.loads(line), **fields}
     return json.dumps({name: value for name, value in document.items() if value is not ...}).encode() + b"\n"
 
 
-# What a shipper left behind ---------------------------------------------------------------------------------------
+# State of a shipper -----------------------------------------------------------------------------------------------
 
 
 class DeadLetter(NamedTuple):
@@ -94,7 +104,7 @@ class DeadLetter(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """The state store, as the next start would find it."""
+    """The contents of the state store, as the next start will find them."""
 
     read: int = 0
     accepted: int = 0
@@ -110,7 +120,7 @@ class State:
 
 
 def read_state(directory: Path) -> State:
-    """Read a copy: opening the original would recover its log, which is for the next start of shipper to do."""
+    """Read a copy: opening the original would recover its log, which the next start of shipper must do."""
     database = directory / "state.db"
     if not database.exists():
         return State()
@@ -137,12 +147,12 @@ def assert_accounted(
     summary: Mapping[str, Any] | None, before: State, after: State, *, is_replay: bool = False
 ) -> None:
     """
-    The promise, after a run of shipper.
+    Check the accounts after a run of shipper.
 
     Args:
-        summary: What it printed with `--summary json`, if it lived to print it.
-        before, after: The state store; what is pending lies beyond its checkpoints.
-        is_replay: It read dead letters, which are counted already.
+        summary: The output of `--summary json`, if it was printed.
+        before, after: The state store; pending records lie beyond its checkpoints.
+        is_replay: Whether it read dead letters, which are already counted.
     """
     assert after.read == after.accepted + after.dead_lettered + after.duplicates, after
     assert after.dead_lettered == len(after.dead_letters) + after.purged
@@ -162,12 +172,12 @@ def assert_accounted(
     assert min(value for value in summary.values() if isinstance(value, int)) >= 0, summary
     assert summary["read"] == sum(summary[name] for name in ("accepted", "dead_lettered", "duplicates", "pending"))
     for name, count in settled.items():
-        # What was settled behind something pending is sent again, so the store may only know less.
+        # Records settled behind a pending record are sent again, so the store's counts may only be lower.
         assert count == summary[name] if not summary["pending"] else count <= summary[name], (name, summary, settled)
 
 
 def _assert_letters_kept(changes: Mapping[str, int], before: State, after: State, *, is_replay: bool) -> None:
-    """No dead letter is gone that is not counted as purged or, by a replay, as accepted; none has changed."""
+    """Assert that none has changed, and that missing ones are counted as purged or, in a replay, as accepted."""
     left = {letter.id: letter for letter in after.dead_letters}
     old = {letter.id: letter for letter in before.dead_letters}
     gone = len(old.keys() - left.keys())
@@ -176,7 +186,7 @@ def _assert_letters_kept(changes: Mapping[str, int], before: State, after: State
         assert gone == changes["accepted"] + changes["duplicates"] + changes["purged"]
     else:
         new = left.keys() - old.keys()
-        assert not new or not old or min(new) > max(old), "the number of a dead letter was given again"
+        assert not new or not old or min(new) > max(old), "the id of a dead letter was reused"
         assert len(new) - gone == changes["dead_lettered"] - changes["purged"]
     for letter_id in left.keys() & old.keys():
         now, then = left[letter_id], old[letter_id]
@@ -187,7 +197,7 @@ def _assert_letters_kept(changes: Mapping[str, int], before: State, after: State
         assert now == then
 
 
-# A shipper that runs ----------------------------------------------------------------------------------------------
+# A running shipper ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -197,7 +207,7 @@ class Result:
 
     Attributes:
         summary: The last line of stdout, if it is a summary.
-        peak_bytes: The most memory that it was seen to hold; 0 if it had no process of its own.
+        peak_bytes: Highest memory use observed; 0 if it ran in this process.
     """
 
     returncode: int
@@ -222,7 +232,7 @@ def _accounted(
     is_replay: bool,
     peak_bytes: int = 0,
 ) -> Result:
-    """Return what has ended, and hold it to the promise."""
+    """Return the result of a process after checking its accounts."""
     last = stdout.rstrip().rpartition("\n")[2]
     summary = json.loads(last) if last.startswith('{"read"') else None
     assert "Traceback" not in stderr, stderr
@@ -232,9 +242,9 @@ def _accounted(
 
 
 def _can_run_here(arguments: Sequence[str | Path], options: Mapping[str, Any]) -> bool:
-    """Return whether a run in this process differs from one in its own in nothing that is asked for."""
+    """Return whether the command can run in this process without affecting the test."""
     return (
-        "PYTEST_CURRENT_TEST" in os.environ  # torture and siege run commands from threads, beside much else
+        "PYTEST_CURRENT_TEST" in os.environ  # torture and siege run commands from threads
         and warm_start.are_allowed()
         and options.keys() <= {"settings", "configured", "check", "env"}
         and all(_READ_LATE.fullmatch(name) for name in options.get("env") or ())
@@ -243,12 +253,12 @@ def _can_run_here(arguments: Sequence[str | Path], options: Mapping[str, Any]) -
 
 class Running:
     """
-    A started process; its output goes to files, so that it never waits for the test to read.
+    A started process; its output goes to files, so that it never blocks on the test.
 
     Args:
-        state: The state directory to look at before and after; None = it holds no state store of shipper's.
-        folder: Where the output goes.
-        options: Those of `warm_start.start`.
+        state: The state directory to read before and after; None = it has no state store of shipper.
+        folder: The folder of the output files.
+        options: As for `warm_start.start`.
     """
 
     def __init__(self, command: list[str | Path], state: Path | None, folder: Path, **options: Any) -> None:
@@ -277,57 +287,46 @@ class Running:
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory that the process held by now; as of the last look once it has ended."""
-        try:
-            status = Path(f"/proc/{self.pid}/status").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            return self._peak_bytes
-        for line in status.splitlines():
-            if line.startswith("VmHWM:"):
-                self._peak_bytes = max(self._peak_bytes, int(line.split()[1]) << 10)
+        """Highest memory use; once the process has ended, as of the last poll."""
+        self._peak_bytes = max(self._peak_bytes, memory_bytes(self.pid, "VmHWM"))
         return self._peak_bytes
 
     def wait_until(self, condition: Callable[[], object], what: str, *, limit_s: float = 60) -> None:
-        """Wait for a condition that the running process brings about."""
-
-        deadline, pause = time.monotonic() + limit_s, pauses()
-        while not condition():
-            assert not self.has_ended or condition(), f"ended before: {what}\n{self.stderr}"
-            assert time.monotonic() < deadline, f"not within {limit_s} s: {what}\n{self.stderr}"
-            time.sleep(next(pause))
+        """Wait until a condition holds; fail if the process ends first."""
+        wait_until(condition, what, limit_s=limit_s, running=self)
 
     def wait_for(self, text: str, *, limit_s: float = 60) -> None:
-        """Wait until something stands on its stderr."""
+        """Wait for a text on stderr."""
         self.wait_until(lambda: text in self.stderr, f"{text!r} on stderr", limit_s=limit_s)
 
     def kill(self) -> Result:
-        """Kill it with SIGKILL; fails if it had ended by itself, because then nothing was cut."""
+        """Send SIGKILL; fail if the process had already ended, because then nothing was interrupted."""
         self.process.kill()
         result = self.finish()
         assert result.returncode == -signal.SIGKILL, f"had ended before it was killed: {result}"
         return result
 
     def stop(self, *, limit_s: float = 30) -> Result:
-        """Ask it to end with SIGTERM, and wait."""
+        """Send SIGTERM and wait for the end."""
         self.process.send_signal(signal.SIGTERM)
         return self.finish(limit_s=limit_s)
 
     def finish(self, *, limit_s: float = 30) -> Result:
-        """Wait for its end, and hold it to the promise."""
+        """Wait for the end and check the accounts."""
         deadline, pause = time.monotonic() + limit_s, pauses()
         while not self.has_ended:
             if time.monotonic() > deadline:
                 self.end()
                 raise AssertionError(f"did not end within {limit_s} s\n{self.stderr}")
             _ = self.peak_bytes
-            time.sleep(min(next(pause), 0.02))  # what it takes at the very end is not to be missed
+            time.sleep(min(next(pause), 0.02))  # also measure the memory use at the end
         self._close_stdin()
         stdout = self._stdout.read_text(errors="backslashreplace")
         code, peak_bytes = self.process.returncode, self._peak_bytes
         return _accounted(code, stdout, self.stderr, self._state, self._before, self._is_replay, peak_bytes)
 
     def end(self) -> None:
-        """Leave nothing running, whatever happened."""
+        """Kill the process if it is still running."""
         self.process.kill()
         self.process.wait(10)
         self._close_stdin()
@@ -339,7 +338,7 @@ class Running:
 
 
 class Target(NamedTuple):
-    """Where to ship to."""
+    """The destination."""
 
     base_url: str
     subscription_key: str
@@ -348,14 +347,14 @@ class Target(NamedTuple):
 
 class Shipper:
     """
-    The command with a configuration and a state directory of its own.
+    The command with its own configuration and state directory.
 
     Attributes:
         folder: The working directory of the processes.
         state: The state directory.
-        target: Where it ships to; may be changed between two runs.
-        shortened: Seconds for constants of shipper's, by their full names, of which a test would wait out the true
-            ones. A real start keeps those, so no test may rely on the short ones.
+        target: The destination; may be changed between two runs.
+        shortened: Shorter values, in seconds, of constants of shipper by their full names. A real start keeps the
+            original values, so no test may rely on the short ones.
     """
 
     def __init__(self, folder: Path, target: Target) -> None:
@@ -369,7 +368,7 @@ class Shipper:
         self._running: list[Running] = []
         self.config.write_text(
             "[intake]\n"
-            'base_url = "http://127.0.0.1:9"\n'  # the environment goes before it
+            'base_url = "http://127.0.0.1:9"\n'  # overridden by the environment
             'subscription_key = { env = "INTAKE_KEY" }\n'
             'token = { env = "INTAKE_TOKEN" }\n'
             f'[state]\ndirectory = "{self.state}"\n'
@@ -386,7 +385,7 @@ class Shipper:
         return read_state(self.state)
 
     def environment(self) -> dict[str, str]:
-        """Nothing of the test's own environment that could be a setting."""
+        """The test's environment without anything that could be a setting, plus this shipper's."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -396,11 +395,11 @@ class Shipper:
         return kept | {
             "HOME": str(self.folder),
             "SHIPPER__INTAKE__BASE_URL": self.target.base_url,
-            "SHIPPER__ADMIN__LISTEN": "127.0.0.1:0",  # other shippers run beside this one
+            "SHIPPER__ADMIN__LISTEN": "127.0.0.1:0",  # other shippers run at the same time
             "INTAKE_KEY": self.target.subscription_key,
             "INTAKE_TOKEN": self.target.token,
             **({"SHIPPER_TEST_SECONDS": shortened} if shortened else {}),
-            # What tests look at in /proc would otherwise be root's.
+            # Otherwise root would own the files in /proc that tests read.
             **({} if os.geteuid() == 0 else {"SHIPPER_DUMPABLE": "1"}),
         }
 
@@ -411,7 +410,7 @@ class Shipper:
         configured: bool = True,
         env: Mapping[str, str] | None = None,
     ) -> tuple[list[str], dict[str, str]]:
-        """Return the words behind the command and its environment."""
+        """Return the arguments of the command and its environment."""
         words = [*map(os.fsdecode, arguments), *(["--config", str(self.config)] if configured else [])]
         words += [word for key, value in (settings or {}).items() for word in ("--set", f"{key}={value}")]
         environment = self.environment()
@@ -434,11 +433,11 @@ class Shipper:
         Start `shipper ARGUMENTS`.
 
         Args:
-            settings: Given as `--set KEY=VALUE`.
-            configured: Whether to name the configuration and give the environment that goes with it.
-            check: False where the state store is not one of shipper's or is held by the test.
-            prefix: Words in front of the command, such as another program that executes it.
-            options: Those of `warm_start.start`, such as `fresh=True`.
+            settings: Passed as `--set KEY=VALUE`.
+            configured: Whether to pass the configuration file and its environment.
+            check: False if the state store is not shipper's or the test holds its lock.
+            prefix: Words before the command, such as a program that executes it.
+            options: As for `warm_start.start`, such as `fresh=True`.
         """
         words, environment = self._command(arguments, settings, configured, env)
         command = [*prefix, SHIPPER, *words]
@@ -449,10 +448,10 @@ class Shipper:
 
     def run(self, *arguments: str | Path, data: bytes | None = None, limit_s: float = 30, **options: Any) -> Result:
         """
-        Run `shipper ARGUMENTS` to its end, in this process if that can be.
+        Run `shipper ARGUMENTS` to its end, in this process if possible.
 
         Args:
-            data: What it gets on a pipe; None = /dev/null.
+            data: Bytes to pipe in; None = /dev/null.
             options: As for `start`.
         """
         if not _can_run_here(arguments, options):
@@ -472,19 +471,19 @@ class Shipper:
         return self.run("backfill", *paths, "--summary", "json", **options)
 
     def pipe(self, data: bytes | None = None, **options: Any) -> Result:
-        """Run `shipper pipe` with these bytes on a pipe; None = /dev/null."""
+        """Run `shipper pipe` with these bytes piped in; None = /dev/null."""
         return self.run("pipe", "--summary", "json", data=data, **options)
 
 
-# What the service holds -------------------------------------------------------------------------------------------
+# The service ------------------------------------------------------------------------------------------------------
 
 
 class Service:
-    """The sandbox, seen through its controls."""
+    """A client of the sandbox's control operations."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        # Certificates, which would be read anew each time, are not needed for plain HTTP.
+        # Plain HTTP needs no certificates, and loading them takes time.
         self._client = httpx.Client(base_url=target.base_url, trust_env=False, verify=False, timeout=10)
 
     def __enter__(self) -> Self:
@@ -501,7 +500,7 @@ class Service:
 
     @property
     def received(self) -> int:
-        """Valid events that arrived, repeats included."""
+        """Number of valid events received, including repeats."""
         counts = self.counts()
         return counts["events_stored"] + counts["duplicates"]
 
@@ -510,7 +509,7 @@ class Service:
         return self.counts()["events_stored"]
 
     def event_ids(self) -> list[str]:
-        """The stored EventIds, in the order of their arrival."""
+        """The stored EventIds, in order of arrival."""
         return self._client.get("/_sandbox/event-ids").raise_for_status().text.split()
 
     def holds(self, ids: Iterable[str]) -> bool:
@@ -520,7 +519,7 @@ class Service:
         return self._client.get(f"/_sandbox/events/{wanted}").raise_for_status().json()
 
     def times_received(self) -> dict[str, int]:
-        """How often each stored event came."""
+        """How often each stored event was received."""
         times: dict[str, int] = {}
         after: int | None = 0
         while after is not None:
@@ -530,28 +529,28 @@ class Service:
         return times
 
     def requests(self, **query: object) -> list[dict[str, Any]]:
-        """The latest requests to its operations, such as those with `operation="token"` or `status=401`."""
+        """The latest requests, filtered by fields such as `operation="token"` or `status=401`."""
         answer = self._client.get("/_sandbox/requests", params={"limit": _PAGE_EVENTS, **query})
         return answer.raise_for_status().json()["requests"]
 
     def access(self) -> dict[str, Any]:
-        """What is needed to get in: keys, and what the token endpoint asks for."""
+        """The credentials: subscription keys and those for the token endpoint."""
         return self._client.get("/_sandbox/access").raise_for_status().json()
 
     def rotate_key(self, which: str) -> str:
-        """Let a subscription key, `primary` or `secondary`, be valid no more, and return the new one."""
+        """Replace the subscription key `primary` or `secondary`, and return the new key."""
         return self._client.post("/_sandbox/keys/rotate", json={"which": which}).raise_for_status().json()["key"]
 
     def set_faults(self, *rules: Mapping[str, object], seed: int = 1) -> None:
-        """Let requests go wrong by these rules from now on; without any, none goes wrong."""
+        """Set the fault rules; without rules, no request fails."""
         self._client.put("/_sandbox/faults", json={"seed": seed, "fault": rules}).raise_for_status()
 
     def faults_applied(self) -> list[int]:
-        """How often each of the rules was applied."""
+        """How often each rule was applied."""
         return [rule["applied"] for rule in self._client.get("/_sandbox/faults").raise_for_status().json()["fault"]]
 
     def assert_holds_exactly(self, ids: Iterable[str]) -> None:
-        """None lost, none invented."""
+        """Assert that exactly these events are stored."""
         wanted, stored = set(ids), self.event_ids()
         assert len(stored) == len(set(stored))
         lost, invented = wanted - set(stored), set(stored) - wanted
@@ -560,8 +559,22 @@ class Service:
 
 
 @contextmanager
+def sandbox_process(folder: Path, *flags: str) -> Iterator[Target]:
+    """Run `shipper sandbox`."""
+    config = folder / "sandbox.toml"
+    command = [SHIPPER, "sandbox", "--port", "0", "--write-config", config, *flags]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: config.exists() or process.poll() is not None, "the sandbox has started")
+            intake = tomllib.loads(config.read_text())["intake"]
+            yield Target(intake["base_url"], intake["subscription_key"], intake["token"])
+        finally:
+            process.terminate()
+
+
+@contextmanager
 def sandbox(**options: Any) -> Iterator[Service]:
-    """Run a sandbox of one's own, as it has to have other options or to go wrong."""
+    """Run a separate sandbox, with its own options or faults."""
     with (
         SandboxThread(SandboxOptions(port=0, **options), clock=time.time) as thread,
         Service(Target(*thread.access)) as service,

@@ -1,4 +1,4 @@
-"""A service that misbehaves on demand and writes down what it was sent."""
+"""A service that misbehaves on demand and records what it receives."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ Fault = Literal["", "early", "hang", "reset", "store_and_reset", "truncate", "st
 @dataclass(frozen=True)
 class Reply:
     """
-    What becomes of one request.
+    The fate of one request.
 
     Attributes:
-        fault: What goes wrong besides.
-            `early`: the answer comes before the body was read, and the connection is closed.
+        fault: An additional fault.
+            `early`: the answer is sent before the body is read, and the connection is closed.
             `hang`: no answer until `FakeService.release`.
             `reset`: the connection is reset before anything is stored.
-            `store_and_reset`: it is reset when the events are stored, so that the answer is lost.
-            `truncate`: the connection is closed in the middle of the answer.
-            `stall`, `trickle`: after a part of the answer no more comes, or a byte now and then, for ever.
-            `close`: after the answer the connection is closed without a word.
-        wire: What is sent instead of an answer: bytes, or a function that writes to the connection. Then it is closed.
+            `store_and_reset`: it is reset after the events are stored, so the answer is lost.
+            `truncate`: the connection is closed in mid-answer.
+            `stall`, `trickle`: after part of the answer nothing follows, or single bytes for ever.
+            `close`: the connection is closed after the answer, unannounced.
+        wire: Sent instead of an answer: bytes, or a function that writes to the connection. Then it is closed.
     """
 
     status: int = 202
@@ -67,10 +67,10 @@ class FakeService:
     An HTTP server in a thread; by default it stores everything.
 
     Attributes:
-        default: The reply to a request for which nothing is planned, or a function that chooses one.
-        bodies, headers, paths, arrived_at: Of all requests, in the order of their arrival.
-        stored: Of those that were stored.
-        answered: How many requests were dealt with to their end.
+        default: The reply to a request without a planned reply, or a function that chooses one.
+        bodies, headers, paths, arrived_at: Of all requests, in order of arrival.
+        stored: The bodies that were stored.
+        answered: Number of completed requests.
     """
 
     def __init__(self, port: int = 0, *, host: str = "127.0.0.1") -> None:
@@ -102,7 +102,7 @@ class FakeService:
             for connection in self._connections:
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
-        self._server.server_close()  # joins the threads of the requests
+        self._server.server_close()  # joins the request threads
         self._thread.join(10)
         assert not self._errors, self._errors
 
@@ -117,23 +117,23 @@ class FakeService:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """Number of open connections."""
         return len(self._connections)
 
     def plan(self, *replies: Reply) -> None:
-        """Say what becomes of the next requests, in the order of their arrival."""
+        """Plan the replies to the next requests, in order of arrival."""
         with self._lock:
             self._planned.extend(replies)
 
     def release(self) -> None:
-        """Let all requests that hang be answered, and those to come."""
+        """Answer all hanging requests, and later ones."""
         self._released.set()
 
     def event_ids(self, bodies: Iterable[bytes] | None = None) -> list[str]:
-        """The EventIds of the stored bodies, or of these, in order and with repeats."""
+        """The EventIds of the stored bodies, or of `bodies`, in order and with repeats."""
         return [event["EventId"] for body in (self.stored if bodies is None else bodies) for event in events_of(body)]
 
-    # For the handlers, from their threads ---------------------------------------------------------------------------
+    # Called by the handlers in their threads-------------------------------------------------------------------------
 
     def arrived(self, headers: Message, body: bytes) -> Reply:
         with self._lock:
@@ -149,7 +149,7 @@ class FakeService:
         return reply
 
     def peek_is_early(self) -> bool:
-        """Return whether the next request is not to be read at all; if so, that plan is done with."""
+        """Return whether the next request must not be read; if so, consume its plan."""
         with self._lock:
             is_early = bool(self._planned) and self._planned[0].fault == "early"
             return is_early and bool(self._planned.pop(0))
@@ -180,7 +180,7 @@ class FakeService:
 
 
 def is_peer_gone(connection: socket.socket) -> bool:
-    """Return whether the other end has closed a connection on which nothing is to come."""
+    """Return whether the peer has closed an idle connection."""
     try:
         return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -205,7 +205,7 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         error = sys.exception()
-        # A shipper that was killed or timed out closes its end; everything else is a fault of the test.
+        # A shipper that was killed or timed out closes its end; every other error is a bug in the test.
         if error is not None and not isinstance(error, ConnectionError):
             self.service.failed(error)
 
@@ -231,7 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         length = int(self.headers["Content-Length"])
         body = self.rfile.read(length)
-        if len(body) < length:  # the sender was killed while it sent
+        if len(body) < length:  # the sender was killed while sending
             self.close_connection = True
             return
         service.paths.append(self.path)

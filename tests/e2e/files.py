@@ -1,4 +1,4 @@
-"""Files that are written, rotated, compressed and moved, while `shipper run` follows them or while it is stopped."""
+"""Writes, rotates, compresses and moves files while `shipper run` follows them or is stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 
 from tests.e2e.driver import QUICK, Result, Running, Service, Shipper, wait_until
 
-if TYPE_CHECKING:  # which has a fixture of what is here
+if TYPE_CHECKING:  # imports this module
     from tests.e2e.conftest import Sample
 
 if sys.version_info >= (3, 14):
@@ -39,21 +39,30 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def told(running: Running | Result, event: str, path: Path | None = None) -> list[dict[str, Any]]:
-    """The lines of the log that speak of an event, and of a path."""
+def append(path: Path, lines: list[bytes]) -> None:
+    with path.open("ab") as out:
+        out.writelines(lines)
+
+
+def wait_for_events(running: Running, service: Service, ids: list[str]) -> None:
+    running.wait_until(lambda: service.stored >= len(ids) and service.holds(ids), f"{len(ids)} events", limit_s=60)
+
+
+def log_lines(running: Running | Result, event: str, path: Path | None = None) -> list[dict[str, Any]]:
+    """Return the log lines of an event, optionally only those about a path."""
     lines = (json.loads(line) for line in running.stderr.splitlines() if line.startswith('{"') and line.endswith("}"))
     return [line for line in lines if line.get("event") == event and path in {None, Path(line.get("path", ""))}]
 
 
 def warnings_of(running: Running | Result, path: Path) -> list[dict[str, Any]]:
-    """What the log has to complain of about a path, but for records in it that a rule refuses."""
+    """Return the warnings and errors about a path, except those about refused records."""
     lines = (json.loads(line) for line in running.stderr.splitlines() if line.startswith('{"') and line.endswith("}"))
     of_path = [line for line in lines if line["level"] in {"warning", "error"} and line.get("path") == str(path)]
     return [line for line in of_path if line["event"] != "record_refused"]
 
 
 def compress(path: Path, suffix: str, to: Path | None = None) -> Path:
-    """Compress a file as its rotator does: under a name in the same folder first, and the plain one goes last."""
+    """Compress a file as its rotator does: write the archive in the same folder, then delete the plain file."""
     target = to or path.with_name(f"{path.name}.{suffix}")
     target.write_bytes(COMPRESSIONS[suffix](path.read_bytes()))
     shutil.copystat(path, target)
@@ -62,7 +71,7 @@ def compress(path: Path, suffix: str, to: Path | None = None) -> Path:
 
 
 def copytruncate(path: Path, copy: Path, new: Iterable[bytes] = ()) -> None:
-    """Copy a file and empty it in place; then its writer goes on with these lines."""
+    """Copy a file and truncate it in place; then append these lines."""
     shutil.copy(path, copy)
     with path.open("r+b") as out:
         out.truncate(0)
@@ -70,37 +79,27 @@ def copytruncate(path: Path, copy: Path, new: Iterable[bytes] = ()) -> None:
 
 
 def open_files(running: Running) -> list[str]:
-    """The files and folders that a process holds open; its sockets come and go."""
+    """Return the files and folders that a process holds open, but not its sockets."""
     found = []
     for descriptor in Path(f"/proc/{running.pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed between the listing and the look
+        with suppress(FileNotFoundError):  # closed after the listing
             found.append(os.readlink(descriptor))
     return sorted(name for name in found if name.startswith("/") and not name.startswith(("/dev/", "/proc/")))
 
 
-def take_inode(path: Path, inode: int) -> Path:
-    """Make a new file that is given this inode number, which is free."""
-    for number in range(500):
-        path.touch()
-        if path.stat().st_ino == inode:
-            return path
-        path.rename(path.with_name(f"taken.{number}"))
-    pytest.skip("this file system does not give an inode number again")
-
-
 def where_permissions_hold() -> list[str]:
-    """Words in front of a command under which the permissions of files hold, for root, too."""
+    """Return a command prefix under which file permissions apply to root, too."""
     if os.geteuid() != 0:
         return []
     if not shutil.which("setpriv"):
-        pytest.skip("permissions do not hold for root, and there is no setpriv to change that")
+        pytest.skip("file permissions do not apply to root, and setpriv is not installed")
     capabilities = "-dac_override,-dac_read_search"
     return ["setpriv", "--bounding-set", capabilities, "--inh-caps", capabilities, "--"]
 
 
 @contextmanager
 def permissions_hold() -> Iterator[None]:
-    """Let the permissions of files hold for root, too, in this thread and in those that it starts."""
+    """Make file permissions apply to root, too, in this thread and in threads that it starts."""
     header, sets = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
     libc = ctypes.CDLL(None)
     assert libc.capget(header, sets) == 0
@@ -116,12 +115,12 @@ def permissions_hold() -> Iterator[None]:
 
 class Tail:
     """
-    `shipper run` on files in a folder, and the lines of the sample that are written into them.
+    `shipper run` on files in a folder, to which lines of the sample are written.
 
     Attributes:
-        folder: Where the files are.
-        file: The one that the application writes.
-        running: The process that was started last.
+        folder: The folder of the files.
+        file: The file that the application writes.
+        running: The latest process.
     """
 
     def __init__(self, shipper: Shipper, service: Service, sample: Sample) -> None:
@@ -134,7 +133,7 @@ class Tail:
         self._service = service
 
     def append(self, start: int, end: int, to: str | Path = "app.ndjson") -> Path:
-        """Write lines `start` to `end` of the sample to the end of a file."""
+        """Append lines `start` to `end` of the sample to a file."""
         path = self.folder / to
         with path.open("ab") as out:
             out.write(b"".join(self.sample.lines[start:end]))
@@ -142,10 +141,10 @@ class Tail:
 
     def start(self, include: str | Sequence[str] = "app.ndjson*", **options: Any) -> Running:
         """
-        Start it on globs in the folder.
+        Start the shipper on globs in the folder.
 
         Args:
-            options: Those of `Shipper.start`, and settings: `input__start="end"`.
+            options: As for `Shipper.start`, and settings such as `input__start="end"`.
         """
         patterns = [include] if isinstance(include, str) else include
         settings = {key.replace("__", "."): options.pop(key) for key in list(options) if "__" in key}
@@ -157,14 +156,14 @@ class Tail:
         return [self.sample.ids[n] for n in (range(wanted) if isinstance(wanted, int) else wanted)]
 
     def wait(self, wanted: int | Iterable[int], *, limit_s: float = 60) -> None:
-        """Wait until these lines have arrived; a number = the first ones of the sample."""
+        """Wait until these lines have arrived; a number means the first lines of the sample."""
         ids = set(self.ids(wanted))
         self.running.wait_until(
             lambda: self._service.stored >= len(ids) and self._service.holds(ids), f"{len(ids)} events", limit_s=limit_s
         )
 
     def stop(self, wanted: int | Iterable[int], *, dead_lettered: int = 0) -> Result:
-        """SIGTERM: exit 0, each of these lines was read once and sent once by now, and nothing else."""
+        """Stop with SIGTERM; assert exit code 0 and that exactly these lines were read and sent, each once."""
         result = self.running.stop()
         assert result.returncode == 0, result.stderr
         ids = self.ids(wanted)
@@ -177,19 +176,17 @@ class Tail:
         return result
 
     def pass_by(self, include: str | Sequence[str], wanted: int | Iterable[int], **options: Any) -> Result:
-        """Start it, wait until these lines have arrived, and stop it."""
+        """Start the shipper, wait until these lines have arrived, and stop it."""
         self.start(include, **options)
         self.wait(wanted)
         return self.stop(wanted)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the running process, so that it surely sees the files only before and after."""
+        """Suspend the running process, so that it sees the files only before and after."""
         self.running.process.send_signal(signal.SIGSTOP)
         threads = Path(f"/proc/{self.running.pid}/task")
-        wait_until(
-            lambda: all(_state_of(thread) in "tT" for thread in threads.iterdir()), "the process is held by the kernel"
-        )
+        wait_until(lambda: all(_state_of(thread) in "tT" for thread in threads.iterdir()), "the process is suspended")
         yield
         self.running.process.send_signal(signal.SIGCONT)
 

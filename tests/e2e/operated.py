@@ -1,9 +1,10 @@
-"""A shipper that runs and is looked after: its configuration is written anew, its admin address asked, systemd told."""
+"""Operates a running shipper: rewrites its configuration, queries its admin address, and plays systemd."""
 
 from __future__ import annotations
 
 import re
 import socket
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from tests.e2e.driver import QUICK, Running, Shipper
 
 class Start:
     """
-    Starts `shipper run` with a configuration file that may be written anew while it runs.
+    Starts `shipper run` with a configuration file that may be rewritten while it runs.
 
     Args:
-        folder: Where the inputs are.
+        folder: The folder of the inputs.
     """
 
     def __init__(self, shipper: Shipper, folder: Path) -> None:
@@ -43,9 +44,9 @@ class Admin:
         assert found
         self.address = found[1]
 
-    def get(self, path: str) -> httpx.Response:
-        # Certificates, which would be read anew each time, are not needed for plain HTTP.
-        return httpx.get(self.address + path, trust_env=False, verify=False, timeout=10)
+    def get(self, path: str, *, limit_s: float = 10) -> httpx.Response:
+        # Plain HTTP needs no certificates, and loading them takes time.
+        return httpx.get(self.address + path, trust_env=False, verify=False, timeout=limit_s)
 
     def status(self) -> dict[str, Any]:
         answer = self.get("/status")
@@ -59,9 +60,18 @@ class Admin:
             for sample in family.samples
         }
 
+    def totals(self) -> dict[str, float]:
+        """Return the metrics by name, without `shipper_` and `_total`; sum over labels."""
+        totals: defaultdict[str, float] = defaultdict(float)
+        for line in self.get("/metrics", limit_s=60).text.splitlines():  # the machine may be busy
+            if not line.startswith("#"):
+                key, _, value = line.rpartition(" ")
+                totals[key.partition("{")[0].removeprefix("shipper_").removesuffix("_total")] += float(value)
+        return totals
+
 
 class Manager:
-    """What systemd is to a service that it watches."""
+    """Plays systemd for a service with a watchdog."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -69,7 +79,7 @@ class Manager:
         self.env = {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "60000000"}
 
     def hear(self, limit_s: float) -> list[str]:
-        """Return the lines that come until there is silence for so long, but not those of more than ten seconds."""
+        """Return the lines received until none arrives for `limit_s`; stop after ten seconds."""
         self._socket.settimeout(limit_s)
         lines: list[str] = []
         for _ in range(10):

@@ -1,4 +1,4 @@
-"""What a shipper may meet on a machine: full and read-only disks, producers that write in pieces; and looks at it."""
+"""Conditions on a machine: full and read-only disks, producers that write in pieces; and ways to inspect them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from typing import IO, Any
 import pytest
 
 from tests.e2e.driver import Running, Shipper, wait_until
-from tests.e2e.fake_service import RESET, FakeService, Reply
+from tests.e2e.fake_service import RESET, FakeService, Reply, is_peer_gone
 
 # Disks ------------------------------------------------------------------------------------------------------------
 
 
 class SmallDisk:
-    """A file system of its own, in memory, that can be filled to the last byte."""
+    """A separate file system in memory that can be filled to the last byte."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,13 +44,13 @@ class SmallDisk:
         return status.f_bavail * status.f_bsize
 
     def fill(self, *, leave_bytes: int = 0) -> None:
-        """Leave so much; what was filled before is filled anew."""
+        """Fill the disk except for this many bytes."""
         self.free()
         with self._ballast.open("wb", buffering=0) as out:
             while (length := min(1 << 16, self.free_bytes - leave_bytes)) > 0:
                 try:
                     out.write(bytes(length))
-                except OSError as error:  # who else writes there was quicker
+                except OSError as error:  # another writer was faster
                     if error.errno != errno.ENOSPC:
                         raise
         assert self.free_bytes <= leave_bytes
@@ -61,13 +61,13 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(path: Path, size_bytes: int) -> Iterator[SmallDisk]:
-    """Put a disk of this size in the place of a folder that is not there yet; for root only."""
+    """Mount a disk of this size at a new folder; for root only."""
     path.mkdir(mode=0o700)
     options = f"size={size_bytes},mode=0700"
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "shipper-test", path], capture_output=True)
     if mounted.returncode:
         path.rmdir()
-        pytest.skip(f"no small disk can be made here: {mounted.stderr.decode().strip()}")
+        pytest.skip(f"cannot mount a small disk here: {mounted.stderr.decode().strip()}")
     try:
         yield SmallDisk(path)
     finally:
@@ -76,19 +76,19 @@ def small_disk(path: Path, size_bytes: int) -> Iterator[SmallDisk]:
 
 @contextmanager
 def no_room_for_state(running: Running, disk: SmallDisk) -> Iterator[None]:
-    """The disk is full, but for the room of the log and its index, which a process that ends merges."""
+    """Keep the disk full, except for the space of the write-ahead log, which a process checkpoints at its end."""
     disk.fill()
     log_bytes = sum(path.stat().st_blocks * 512 for path in disk.path.rglob("state.db-*"))
     yield
-    assert disk.free_bytes <= log_bytes, "there was room again before the end of the case"
+    assert disk.free_bytes <= log_bytes, "space became available before the test ended"
     disk.free()
 
 
 @contextmanager
 def no_longer_files(running: Running, shipper: Shipper) -> Iterator[None]:
-    """No file may grow beyond what the log of the state store has by now; this needs neither root nor tools."""
+    """Limit file sizes to the current size of the state store's log; needs neither root nor tools."""
     log_bytes = (shipper.state / "state.db-wal").stat().st_size
-    assert log_bytes > 2 * len(running.stderr), "or what it has to say would have no room either"
+    assert log_bytes > 2 * len(running.stderr), "otherwise its log output would not fit either"
     _, hard = resource.prlimit(running.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (log_bytes, hard))
     yield
@@ -99,27 +99,27 @@ def no_longer_files(running: Running, shipper: Shipper) -> Iterator[None]:
 @contextmanager
 def read_only_state(running: Running) -> Iterator[None]:
     """
-    Everything that is written into the state store fails as on a file system that has become read-only.
+    Make all writes to the state store fail as on a file system that became read-only.
 
-    The kernel lets nobody make one read-only in earnest while files on it are open for writing.
+    The kernel refuses a real read-only remount while files are open for writing.
     """
     if not shutil.which("strace"):
-        pytest.skip("there is no strace")
+        pytest.skip("strace is not installed")
     command = ["strace", "-f", "-p", str(running.pid), "-o", "/dev/null"]
     command += ["-e", "trace=pwrite64", "-e", "inject=pwrite64:error=EROFS"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as tracer:
         try:
-            wait_until(lambda: _is_traced(running.pid) or tracer.poll() is not None, "it is traced")
+            wait_until(lambda: _is_traced(running.pid) or tracer.poll() is not None, "the process is traced")
             if tracer.poll() is not None:
-                pytest.skip(f"nobody may be traced here: {tracer.stderr.read().decode().strip()}")
+                pytest.skip(f"tracing is not permitted here: {tracer.stderr.read().decode().strip()}")
             yield
         finally:
-            tracer.terminate()  # it lets go of the process
+            tracer.terminate()  # detaches from the process
             tracer.wait(10)
 
 
 def _is_traced(pid: int) -> bool:
-    """Return whether every thread has a tracer by now."""
+    """Return whether every thread has a tracer."""
     return all(
         "TracerPid:\t0\n" not in (thread / "status").read_text() for thread in Path(f"/proc/{pid}/task").iterdir()
     )
@@ -128,16 +128,8 @@ def _is_traced(pid: int) -> bool:
 # Processes --------------------------------------------------------------------------------------------------------
 
 
-def resident_bytes(running: Running) -> int:
-    """Return how much memory a process holds now."""
-    for line in Path(f"/proc/{running.pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) << 10
-    raise AssertionError("it has ended")
-
-
 def folder_snapshot(folder: Path, *, without: Iterable[str] = ()) -> dict[str, tuple[int, bytes]]:
-    """Mode and bytes of everything in a folder, and below."""
+    """Return mode and bytes of everything in a folder, recursively."""
     return {
         str(path.relative_to(folder)): (path.stat().st_mode, path.read_bytes() if path.is_file() else b"")
         for path in folder.rglob("*")
@@ -149,31 +141,31 @@ def folder_snapshot(folder: Path, *, without: Iterable[str] = ()) -> dict[str, t
 
 
 def spooled(shipper: Shipper) -> list[tuple[Path, bytes]]:
-    """The segments that are there, in their order, and what is in them."""
+    """Return the spool segments in order, with their contents."""
     found = []
     for path in sorted((shipper.state / "spool").glob("[0-9]*")):
         try:
             found.append((path, path.read_bytes()))
         except FileNotFoundError:
-            continue  # deleted between the listing and the look
+            continue  # deleted after the listing
     return found
 
 
 def unread_bytes(pipe: IO[bytes] | int) -> int:
-    """How much of what was written into a pipe is still in it."""
+    """Return the number of unread bytes in a pipe."""
     return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4))[0]
 
 
 def write_in_pieces(running: Running, pieces: Iterable[bytes]) -> None:
-    """Write pieces one by one into a pipe, each when the one before has been read."""
+    """Write pieces into a pipe, each after the previous one has been read."""
     for piece in pieces:
         running.stdin.write(piece)
         running.stdin.flush()
-        running.wait_until(lambda: unread_bytes(running.stdin) == 0, "a piece is read")
+        running.wait_until(lambda: unread_bytes(running.stdin) == 0, "the piece is read")
 
 
 def cut(data: bytes, places: Iterable[int]) -> list[bytes]:
-    """Cut bytes at some places."""
+    """Split bytes at offsets."""
     ends = sorted({0, len(data), *places})
     return [data[start:end] for start, end in itertools.pairwise(ends)]
 
@@ -182,7 +174,7 @@ def cut(data: bytes, places: Iterable[int]) -> list[bytes]:
 
 
 class Lockstep(FakeService):
-    """Answers a request only when what the same process had sent before is saved, so that there is a save for each."""
+    """Answers a request only once the earlier requests of the same process are saved, so that each causes a save."""
 
     def __init__(self, shipper: Shipper) -> None:
         super().__init__()
@@ -192,7 +184,7 @@ class Lockstep(FakeService):
         self.begin()
 
     def begin(self) -> None:
-        """Take note that there is no process: what comes from one that was killed is not taken any more."""
+        """Note that no process is running: later requests of a killed process are ignored."""
         with self._storing:
             self._stored_before = len(self.event_ids())
             self._saved_before = self._shipper.read_state().accepted
@@ -204,21 +196,13 @@ class Lockstep(FakeService):
     def arrived(self, headers: Message, body: bytes) -> Reply:
         while not self.is_closing:
             with self._storing:
-                if self._is_sender_dead():
+                if is_peer_gone(self._of_this_thread.connection):
                     break
                 saved = self._shipper.read_state().accepted - self._saved_before
                 if saved >= len(self.event_ids()) - self._stored_before:
                     return super().arrived(headers, body)
             time.sleep(0.005)
         return RESET
-
-    def _is_sender_dead(self) -> bool:
-        try:
-            return not self._of_this_thread.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
 
 
 # Records ----------------------------------------------------------------------------------------------------------
@@ -231,7 +215,7 @@ def documents(lines: Iterable[bytes]) -> list[dict[str, Any]]:
 def csv_of(
     events: Sequence[dict[str, Any]], *, columns: Sequence[str] = (), delimiter: str = ",", header: bool = True
 ) -> bytes:
-    """Write events as CSV, with a header; columns in another order if that is asked for."""
+    """Write events as CSV with a header; `columns` sets another order."""
     out = io.StringIO()
     writer = csv.DictWriter(out, columns or list(events[0]), delimiter=delimiter, lineterminator="\n")
     if header:
@@ -241,7 +225,7 @@ def csv_of(
 
 
 def numbered(lines: Sequence[bytes], number: int) -> list[bytes]:
-    """The same events under EventIds of their own: the first eight digits are a number."""
+    """Return the same events with other EventIds, whose first eight digits are the number."""
     head = b'{"EventId":"'
     assert lines[0].startswith(head)
     return [head + b"%08x" % number + line[len(head) + 8 :] for line in lines]

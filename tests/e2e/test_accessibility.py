@@ -1,4 +1,4 @@
-"""The pages, as axe-core judges them for people who use a keyboard or a screen reader; `make axe` fetches it."""
+"""Accessibility of the pages with keyboard and screen reader, as judged by axe-core; `make axe` fetches it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.unit.test_reconcile_forms import made
 
 AXE = Path(__file__).parents[2] / ".axe" / "axe.min.js"
 
-pytestmark = pytest.mark.skipif(not AXE.exists(), reason="axe-core is not there: make axe")
+pytestmark = pytest.mark.skipif(not AXE.exists(), reason="axe-core is missing: make axe")
 
 _VIOLATIONS = """;axe.run(document, {resultTypes: ["violations"]}).then(found => found.violations.map(
     each => each.id + ": " + each.help + ": " + each.nodes.map(node => node.html).join(" ")))"""
 
 
 def violations(page: Page) -> list[str]:
-    assert page.run("document.body.innerText.length") > 20, "something is shown"
+    assert page.run("document.body.innerText.length") > 20, "nothing is shown"
     return list(page.run(AXE.read_text() + _VIOLATIONS))
 
 
@@ -35,12 +35,12 @@ def server() -> Iterator[StatusServer]:
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light")])
 @pytest.mark.parametrize("scene", SCENES)
-def test_status_page(browser: Browser, server: StatusServer, scene: str, width: int, scheme: str):
+def test_status_page_has_no_violations(browser: Browser, server: StatusServer, scene: str, width: int, scheme: str):
     server.document, server.history = SCENES[scene]
     assert violations(browser.open(server.url, width=width, scheme=scheme)) == []
 
 
-def test_status_page_before_the_first_answer(browser: Browser):
+def test_status_page_has_no_violations_before_the_first_answer(browser: Browser):
     with StatusServer(SCENES["healthy"][0]) as server:
         server.is_away = True
         assert violations(browser.open(server.url)) == []
@@ -54,7 +54,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_page_of_finance(browser: Browser, tmp_path: Path, name: str):
+def test_report_page_has_no_violations(browser: Browser, tmp_path: Path, name: str):
     path = tmp_path / "page.html"
     path.write_text(PAGES[name](), "utf-8")
     browser.dom_of(path.as_uri())

@@ -1,4 +1,4 @@
-"""What the service answers, or fails to: nothing is lost, nothing altered, nothing set aside without need."""
+"""Answers and failures of the service: nothing is lost or altered, and no dead letter is unnecessary."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.answer_bodies import Sample as AnswerSample
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Shipper, Target
 from tests.e2e.fake_service import HANG, RESET, STORE_AND_RESET, WEB_PAGE, FakeService, Reply
-from tests.e2e.files import told
+from tests.e2e.files import log_lines
 
 pytestmark = pytest.mark.usefixtures("ships_to_fake")
 
-# One sender, so that requests come in an order that can be written down.
+# One sender, so that the order of the requests is known.
 ONE_SENDER = {
     "delivery.concurrency": 1,
     "delivery.retry_initial_seconds": 0.02,
@@ -36,8 +36,8 @@ def assert_nothing_set_aside(shipper: Shipper) -> None:
     assert (state.read, state.dead_letters, state.checkpoints) == (0, (), ())
 
 
-# What becomes of one request after the other, and the reason that the log gives for trying again. Those that leave the
-# connection open come last: one that breaks as it is used again is tried again without a word.
+# The fate of one request after the other, and the logged reason of its retry. Those that leave the connection open come
+# last: a request that fails on a reused connection is retried without a log line.
 PASSING_FAILURES = [
     (RESET, "read_error"),
     (STORE_AND_RESET, "read_error"),
@@ -51,31 +51,31 @@ PASSING_FAILURES = [
 
 
 @pytest.mark.early
-def test_a_passing_failure_is_tried_again_with_the_same_bytes(
+def test_a_request_is_retried_with_the_same_bytes_after_a_transient_failure(
     shipper: Shipper, fake: FakeService, sample: Sample, file: Path
 ):
     fake.plan(*(reply for reply, _ in PASSING_FAILURES), Reply(status=429, headers={"Retry-After": "1"}))
-    # What trickles may take both together, and two reads more.
+    # A trickling answer may take both together, plus two reads.
     settings = {**ONE_SENDER, "delivery.read_timeout_seconds": 1, "delivery.connect_timeout_seconds": 1}
     result = shipper.backfill(file, "--log-level", "debug", settings=settings)
     failures = len(PASSING_FAILURES) + 1
     assert (result.returncode, result.counts()) == (0, (300, 300, 0, 0, 0))
     assert (result.summary["batches"], result.summary["retries"]) == (3, failures)
     assert result.summary["requests"] == fake.requests == 3 + failures
-    reasons = [line["reason"] for line in told(result, "retry_scheduled")]
+    reasons = [line["reason"] for line in log_lines(result, "retry_scheduled")]
     assert reasons == [*(reason for _, reason in PASSING_FAILURES), "throttled"]
     assert len(set(fake.bodies[: failures + 1])) == 1, "a retry is the same request"
     assert fake.event_ids(fake.bodies[failures:]) == sample.ids[:300]
     assert b"".join(sample.lines[:100]).replace(b"\n", b",")[:-1] in fake.bodies[0], "the events were altered"
-    # What hung and what was cut off when it was stored came twice, or more often.
+    # Hanging requests and requests reset after storing were received at least twice.
     stored = Counter(fake.event_ids())
     assert set(stored) == set(sample.ids[:300])
     assert {name for name, count in stored.items() if count > 1} == set(sample.ids[:100])
-    # Its own backoff would be over in a fiftieth of the wait that the last of them asked for.
+    # The backoff would be a fiftieth of the wait requested by the last answer.
     assert fake.arrived_at[failures] - fake.arrived_at[failures - 1] >= 1
 
 
-def test_an_answer_before_the_body_was_read_is_a_failure_like_others(
+def test_an_error_sent_before_the_body_was_read_is_handled_like_any_other(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
     fake.plan(Reply(fault="early"), Reply(fault="early"))
@@ -98,29 +98,29 @@ REFUSALS = [
 ]
 
 
-def test_a_refusal_pauses_and_ends_by_itself_when_the_service_is_right_again(
+def test_a_refusal_pauses_delivery_until_the_service_recovers(
     shipper: Shipper, fake: FakeService, sample: Sample, file: Path
 ):
-    """Each batch is refused for a reason of its own, until it has knocked four times."""
+    """Each batch is refused for a different reason, until its fourth attempt."""
     for refusal, _ in REFUSALS:
         fake.plan(*[refusal] * 4, Reply())
     result = shipper.backfill(file, settings={**ONE_SENDER, "batch.max_events": 50})
     assert (result.returncode, result.counts()) == (0, (300, 300, 0, 0, 0))
-    reasons = [line["reason"] for line in told(result, "delivery_paused")]
-    assert reasons == [reason for _, reason in REFUSALS], "told once, each"
-    assert len(told(result, "delivery_resumed")) == len(REFUSALS)
+    reasons = [line["reason"] for line in log_lines(result, "delivery_paused")]
+    assert reasons == [reason for _, reason in REFUSALS], "each is logged once"
+    assert len(log_lines(result, "delivery_resumed")) == len(REFUSALS)
     for number, (_, reason) in enumerate(REFUSALS):
         assert len(set(fake.bodies[5 * number : 5 * number + 5])) == 1, reason
     assert fake.requests == 5 * len(REFUSALS)
     assert Counter(fake.event_ids(set(fake.stored))) == Counter(sample.ids[:300])
 
 
-class TellingService(FakeService):
-    """Answers each batch with the next sample when it comes the first time, and accepts whatever comes again."""
+class SampleService(FakeService):
+    """Answers the first request for each batch with the next sample, and accepts the batch when it is sent again."""
 
     def __init__(self, samples: list[AnswerSample]) -> None:
         super().__init__()
-        self.told: list[tuple[AnswerSample, tuple[str, ...]]] = []
+        self.sent: list[tuple[AnswerSample, tuple[str, ...]]] = []
         self._samples = samples
         self._seen: set[str] = set()
 
@@ -130,59 +130,59 @@ class TellingService(FakeService):
         if self._seen.intersection(ids):
             return Reply()
         self._seen.update(ids)
-        sample = self._samples[len(self.told)]
-        self.told.append((sample, ids))
+        sample = self._samples[len(self.sent)]
+        self.sent.append((sample, ids))
         return Reply(sample.status, sample.with_ids(ids))
 
 
-def test_every_shape_of_a_successful_answer_is_taken_as_it_is_meant_and_nothing_is_accepted_on_a_guess(
+def test_every_form_of_a_successful_answer_is_understood_and_nothing_is_accepted_on_a_guess(
     shipper: Shipper, sample: Sample
 ):
     events = EVENTS * len(SAMPLES)
     file = shipper.folder / "events.ndjson"
     file.write_bytes(b"".join(sample.lines[:events]))
     settings = {**ONE_SENDER, "batch.max_events": EVENTS, "batch.unique_consumers": False}
-    with TellingService(SAMPLES) as service:
+    with SampleService(SAMPLES) as service:
         shipper.target = service.target
         result = shipper.backfill(file, settings=settings, limit_s=120)
-    refused = {ids[index] for told, ids in service.told for index in told.refused}
-    again = {ids[index] for told, ids in service.told for index in told.again}
+    refused = {ids[index] for answer, ids in service.sent for index in answer.refused}
+    again = {ids[index] for answer, ids in service.sent for index in answer.again}
     again.update(
-        event_id for told, ids in service.told if told.whole in {"apart", "later", "paused"} for event_id in ids
+        event_id for answer, ids in service.sent if answer.whole in {"apart", "later", "paused"} for event_id in ids
     )
-    assert len(service.told) == len(SAMPLES)
+    assert len(service.sent) == len(SAMPLES)
     assert (result.returncode, result.counts()) == (3, (events, events - len(refused), len(refused), 0, 0))
     letters = {json.loads(letter.raw)["EventId"] for letter in shipper.read_state().dead_letters}
     assert letters == refused
     sent = Counter(service.event_ids(service.bodies))
-    assert {event_id for event_id, count in sent.items() if count > 1} == again, "what is settled is not sent again"
+    assert {event_id for event_id, count in sent.items() if count > 1} == again, "settled events were sent again"
     assert sent.total() == events + len(again)
-    reasons = Counter(line["reason"] for line in told(result, "delivery_paused"))
-    assert reasons["unreadable_answer"] >= 10, "repeats are counted, not written"
+    reasons = Counter(line["reason"] for line in log_lines(result, "delivery_paused"))
+    assert reasons["unreadable_answer"] >= 10, "repeated log lines are counted, not written"
     assert set(reasons) <= {"unreadable_answer", "html_answer", "throttled"}
 
 
-def test_what_was_taken_before_an_answer_that_is_not_understood_is_ambiguous_and_no_reason_to_brake(
+def test_known_records_after_an_unreadable_answer_are_ambiguous_and_do_not_reach_the_poison_limit(
     shipper: Shipper, fake: FakeService, file: Path
 ):
-    """The service has the records, says so in words that are not understood, and refuses them when they come again."""
+    """The service stores the records, answers in an unknown form, and refuses the records when they are sent again."""
     known = Reply(status=409, body=b'{"message":"EventId already exists"}')
-    fake.plan(*[Reply() for _ in range(130)])  # a start of a run excuses what a former one may have sent
+    fake.plan(*[Reply() for _ in range(130)])  # early refusals may be due to events sent by an earlier run
     settings = {**ONE_SENDER, "batch.max_events": 2, "delivery.poison_limit": 3}
     fake.plan(Reply(body=b'{"accepted":1,"rejected":0}'), *[known] * 3)
     fake.plan(Reply(body=b'{"accepted":1,"rejected":1}'), known, known)
     fake.plan(Reply(body=b'{"error":{"code":17}}'), *[known] * 3)
     result = shipper.backfill(file, settings=settings)
     assert (result.returncode, result.counts()) == (3, (300, 294, 6, 0, 0))
-    assert [line["reason"] for line in told(result, "delivery_paused")] == ["unreadable_answer"] * 2
+    assert [line["reason"] for line in log_lines(result, "delivery_paused")] == ["unreadable_answer"] * 2
     letters = shipper.read_state().dead_letters
     assert [letter.delivery for letter in letters] == ["ambiguous"] * 6
 
 
-def test_a_service_that_never_accepts_leaves_everything_pending_and_a_long_wait_drops_nothing(
+def test_records_stay_pending_while_the_service_refuses_them_and_after_a_long_retry_after(
     shipper: Shipper, fake: FakeService, sample: Sample, file: Path
 ):
-    """The wait is cut short by giving up. What was accepted before it gave up is not sent again."""
+    """Giving up ends the wait early. Events accepted before are not sent again."""
     for refusal in (Reply(status=404), Reply(status=429, headers={"Retry-After": "86400"})):
         fake.default = refusal
         result = shipper.backfill(file, settings=HASTY, limit_s=10)
@@ -199,7 +199,7 @@ def test_a_service_that_never_accepts_leaves_everything_pending_and_a_long_wait_
     assert Counter(fake.event_ids()) == Counter(sample.ids[:300])
 
 
-def test_a_service_that_never_accepts_leaves_everything_in_the_spool(
+def test_records_stay_in_the_spool_while_the_service_refuses_them(
     shipper: Shipper, fake: FakeService, sample: Sample, file: Path
 ):
     fake.default = WEB_PAGE
@@ -213,7 +213,7 @@ def test_a_service_that_never_accepts_leaves_everything_in_the_spool(
     assert Counter(fake.event_ids()) == Counter(sample.ids[:300])
 
 
-def test_sigterm_during_a_backoff_tries_once_more_and_ends_in_time(shipper: Shipper, fake: FakeService, file: Path):
+def test_sigterm_during_a_backoff_retries_once_and_ends_in_time(shipper: Shipper, fake: FakeService, file: Path):
     fake.default = Reply(status=503, headers={"Retry-After": "86400"})
     settings = {**ONE_SENDER, "delivery.drain_timeout_seconds": 1.2}
     running = shipper.start("backfill", file, "--summary", "json", settings=settings)
@@ -222,13 +222,13 @@ def test_sigterm_during_a_backoff_tries_once_more_and_ends_in_time(shipper: Ship
     started = time.monotonic()
     result = running.stop(limit_s=15)
     assert time.monotonic() - started < 10
-    assert fake.requests > before, "it did not try again"
+    assert fake.requests > before, "it did not retry"
     assert (result.returncode, result.summary["outcome"]) == (4, "aborted")
     assert result.counts() == (300, 0, 0, 0, 300)
     assert_nothing_set_aside(shipper)
 
 
-def test_requests_carry_the_documented_headers_and_no_others_and_no_more_bytes_than_allowed(
+def test_requests_carry_exactly_the_documented_headers_and_respect_the_size_limit(
     shipper: Shipper, fake: FakeService, sample: Sample, file: Path
 ):
     proxies = {"HTTP_PROXY": "http://127.0.0.1:9", "ALL_PROXY": "http://127.0.0.1:9"}
@@ -247,11 +247,11 @@ def test_requests_carry_the_documented_headers_and_no_others_and_no_more_bytes_t
         "ocp-apim-subscription-key": fake.target.subscription_key,
     }
     assert max(map(len, fake.bodies)) <= 20_000
-    assert min(sorted(map(len, fake.bodies))[1:]) > 19_000, "the room was not used"
+    assert min(sorted(map(len, fake.bodies))[1:]) > 19_000, "the batches are smaller than necessary"
     assert sorted(fake.event_ids()) == sorted(sample.ids[:300])
 
 
-def test_a_service_that_comes_up_later_gets_everything(shipper: Shipper, sample: Sample, file: Path):
+def test_everything_is_delivered_to_a_service_that_starts_later(shipper: Shipper, sample: Sample, file: Path):
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
     shipper.target = Target(f"http://127.0.0.1:{port}", "key", "token")
@@ -268,10 +268,10 @@ def test_a_service_that_comes_up_later_gets_everything(shipper: Shipper, sample:
         assert Counter(late.event_ids()) == Counter(sample.ids[:300])
 
 
-def test_a_service_that_asks_for_an_hour_while_another_request_succeeds_is_given_up_in_time(
+def test_backfill_gives_up_in_time_if_the_service_asks_one_request_to_wait_an_hour_and_accepts_another(
     shipper: Shipper, fake: FakeService, file: Path
 ):
-    """Of two requests in flight, one is asked to wait; the other is accepted after that."""
+    """Of two requests in flight, one is told to wait; the other is accepted later."""
     fake.plan(Reply(status=429, headers={"Retry-After": "3600"}), HANG)
     settings = {**ONE_SENDER, "delivery.concurrency": 2, "delivery.give_up_after_seconds": 0.5}
     running = shipper.start("backfill", file, "--summary", "json", settings=settings)
@@ -288,7 +288,7 @@ def test_a_service_that_asks_for_an_hour_while_another_request_succeeds_is_given
 
 
 @pytest.mark.parametrize("key", ["success", "false", "stored", "3", "t"])
-def test_a_secret_that_stands_in_an_answer_by_chance_changes_nothing_of_its_meaning(
+def test_an_answer_keeps_its_meaning_if_it_happens_to_contain_a_secret(
     key: str, shipper: Shipper, fake: FakeService, sample: Sample
 ):
     shipper.target = fake.target._replace(subscription_key=key, token="t")

@@ -1,4 +1,4 @@
-"""`shipper backfill`: files to their end, once."""
+"""`shipper backfill` reads files once, to their end."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper, changed, event_id
 from tests.e2e.fake_service import HANG, FakeService, events_of
 
-LARGE = 20_000  # lines that are more than is read ahead in batches of a hundred
+LARGE = 20_000  # more lines than are read ahead in batches of a hundred
 
 
-def test_each_file_is_delivered_once_and_a_second_run_reads_only_what_has_grown(
+def test_each_file_is_delivered_once_and_a_second_run_reads_only_appended_records(
     shipper: Shipper, service: Service, sample: Sample, rng: Random
 ):
-    """Named twice, found by globs and in folders; empty ones and blank lines hold no records."""
+    """Files named twice, matched by globs and in folders; empty files and blank lines contain no records."""
     folder = shipper.folder / "exports" / "deeper"
     folder.mkdir(parents=True)
     for number in range(4):
@@ -47,7 +47,7 @@ def test_each_file_is_delivered_once_and_a_second_run_reads_only_what_has_grown(
     assert service.times_received() == dict.fromkeys(sample.ids[:10_020], 1)
 
 
-def test_a_first_sigterm_drains_and_the_next_run_goes_on(shipper: Shipper, fake: FakeService, sample: Sample):
+def test_the_first_sigterm_drains_and_the_next_run_resumes(shipper: Shipper, fake: FakeService, sample: Sample):
     shipper.target = fake.target
     fake.plan(HANG)
     file = shipper.folder / "large.ndjson"
@@ -60,17 +60,17 @@ def test_a_first_sigterm_drains_and_the_next_run_goes_on(shipper: Shipper, fake:
     fake.release()
     stopped = running.finish()
     read, accepted, *_, pending = stopped.counts()
-    assert stopped.returncode == 4, "there is more to read"
+    assert stopped.returncode == 4, "more remains to be read"
     assert stopped.summary["outcome"] == "drained"
-    assert 0 < read == accepted < LARGE, "the first run must end in the middle"
+    assert 0 < read == accepted < LARGE, "the first run must stop before the end"
     assert pending == 0
 
     rest = shipper.backfill(file)
     assert (rest.returncode, rest.counts()) == (0, (LARGE - read, LARGE - read, 0, 0, 0))
-    assert Counter(fake.event_ids()) == Counter(sample.ids[:LARGE]), "none lost, none sent twice"
+    assert Counter(fake.event_ids()) == Counter(sample.ids[:LARGE]), "none is lost or sent twice"
 
 
-def test_repeated_records_are_counted_and_no_body_names_an_event_or_a_consumer_twice(
+def test_duplicates_are_counted_and_no_body_contains_an_event_or_a_consumer_twice(
     shipper: Shipper, fake: FakeService, sample: Sample, rng: Random
 ):
     shipper.target = fake.target
@@ -78,7 +78,7 @@ def test_repeated_records_are_counted_and_no_body_names_an_event_or_a_consumer_t
     lines[::3] = [changed(line, ConsumerID=rng.choice((77, 78))) for line in lines[::3]]
     mixed = [(float(index), line) for index, line in enumerate(lines)]
     repeats = rng.sample(mixed, 500)
-    # The same EventId with other content is the same event, too.
+    # Records with the same EventId and other content are the same event, too.
     repeats[:100] = [(index, changed(line, Username="somebody_else")) for index, line in repeats[:100]]
     mixed += [(rng.uniform(index, len(lines)) + 0.5, line) for index, line in repeats]
     file = shipper.folder / "repeats.ndjson"
@@ -92,13 +92,13 @@ def test_repeated_records_are_counted_and_no_body_names_an_event_or_a_consumer_t
             values = [event[name] for event in events_of(body)]
             assert len(values) == len(set(values)), name
     held = sum(event["ConsumerID"] in {77, 78} for body in fake.bodies for event in events_of(body))
-    assert held == 1000, "the case was not exercised"
+    assert held == 1000, "the case did not occur"
 
 
-def test_a_repeat_in_another_file_of_a_pending_event_is_pending_with_it(
+def test_a_duplicate_in_another_file_is_pending_while_its_event_is_pending(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
-    """The first of the two is not accepted when the second is read, and may be refused in the end."""
+    """The first record is not accepted when the second is read, and may be refused."""
     shipper.target = fake.target
     fake.default = HANG
     for name in ("a", "b"):
@@ -115,7 +115,7 @@ def test_a_repeat_in_another_file_of_a_pending_event_is_pending_with_it(
     assert set(fake.event_ids()) == set(sample.ids[:20])
 
 
-def test_a_line_over_the_limit_costs_no_memory_and_no_neighbour(
+def test_an_oversized_line_takes_no_memory_and_affects_no_other_record(
     shipper: Shipper, service: Service, sample: Sample, tmp_path: Path
 ):
     lengths = [262_145, 999_900, 1_020_000, 1_048_575, 1_048_576, 1_048_577, 64_000_000]
@@ -139,7 +139,9 @@ def test_a_line_over_the_limit_costs_no_memory_and_no_neighbour(
     assert result.peak_bytes < 150 << 20, "the line of 64 MB was held in memory"
 
 
-def test_more_settled_stretches_than_may_be_open_do_not_stop_it(shipper: Shipper, service: Service, sample: Sample):
+def test_more_settled_ranges_than_the_limit_do_not_stop_the_backfill(
+    shipper: Shipper, service: Service, sample: Sample
+):
     file = shipper.folder / "bad.ndjson"
     file.write_bytes(b"{}\n" * 4300 + sample.lines[0])
     settings = {"batch.max_events": 1, "state.commit_interval_seconds": 0.2, "records.mistake_limit": 0}
@@ -148,10 +150,10 @@ def test_more_settled_stretches_than_may_be_open_do_not_stop_it(shipper: Shipper
     service.assert_holds_exactly(sample.ids[:1])
 
 
-def test_a_line_leaves_byte_for_byte_as_it_came_also_if_it_is_longer_than_a_read(
+def test_a_line_is_sent_byte_for_byte_even_if_it_is_longer_than_a_read(
     shipper: Shipper, service: Service, sample: Sample
 ):
-    """However it is written: blanks, another order of the fields, escapes, other alphabets."""
+    """With blanks, another order of fields, escapes and other alphabets."""
     documents = [json.loads(line) for line in sample.lines[:4]]
     documents[1]["Username"] = "Ζαχαρίας 🎲\u2028"
     documents[2]["Username"] = 'a"b\\c\n\x7f'
@@ -171,7 +173,7 @@ def test_a_line_leaves_byte_for_byte_as_it_came_also_if_it_is_longer_than_a_read
         assert service.event(event_id(line))["raw"].encode() == line.strip()
 
 
-def test_repeats_without_a_dedupe_window_and_records_of_one_consumer_are_all_sent_but_never_in_one_body(
+def test_duplicates_without_a_dedupe_window_and_records_of_one_consumer_are_sent_in_separate_bodies(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
     shipper.target = fake.target
@@ -184,7 +186,7 @@ def test_repeats_without_a_dedupe_window_and_records_of_one_consumer_are_all_sen
     sent = fake.event_ids()
     once = dict.fromkeys(sample.ids[50:150], 1)
     assert Counter(sent) == Counter({**dict.fromkeys(sample.ids[1:50], 3), sample.ids[0]: 13, **once})
-    assert [sent_id for sent_id in sent if sent_id in once] == sample.ids[50:150], "not in their order"
+    assert [sent_id for sent_id in sent if sent_id in once] == sample.ids[50:150], "wrong order"
     for body in fake.bodies:
         for name in ("EventId", "ConsumerID"):
             values = [event[name] for event in events_of(body)]
@@ -192,13 +194,13 @@ def test_repeats_without_a_dedupe_window_and_records_of_one_consumer_are_all_sen
     assert result.summary["batches"] >= 100
 
 
-def test_a_file_that_disappears_is_named_and_the_others_are_delivered(
+def test_a_file_that_disappears_is_reported_and_the_others_are_delivered(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
     shipper.target = fake.target
     fake.plan(HANG)
     names = ["a.ndjson", "b.ndjson", "c.ndjson"]
-    # The first is more than is read ahead, so that the second is not open yet when it is deleted.
+    # The first file is larger than the read-ahead, so the second is not open yet when it is deleted.
     for name, start, end in zip(names, (0, LARGE, LARGE + 10), (LARGE, LARGE + 10, LARGE + 20), strict=True):
         (shipper.folder / name).write_bytes(b"".join(sample.lines[start:end]))
     settings = {"delivery.concurrency": 1, "batch.max_events": 100}
@@ -213,7 +215,7 @@ def test_a_file_that_disappears_is_named_and_the_others_are_delivered(
     assert Counter(fake.event_ids()) == Counter(sample.ids[:LARGE] + sample.ids[LARGE + 10 : LARGE + 20])
 
 
-def test_the_start_loads_nothing_that_the_work_does_not_need(shipper: Shipper, service: Service, sample: Sample):
+def test_startup_imports_nothing_that_the_command_does_not_need(shipper: Shipper, service: Service, sample: Sample):
     file = shipper.folder / "one.ndjson"
     file.write_bytes(sample.lines[0])
 
@@ -224,14 +226,14 @@ def test_the_start_loads_nothing_that_the_work_does_not_need(shipper: Shipper, s
 
     for command in [("backfill", file), ("check",)]:
         assert {"shipper.delivery.connection", "typer"} <= (names := loaded(*command))
-        assert not {"trio", "click", "rich.progress"} & names  # what libraries bring along if they find it
+        assert not {"trio", "click", "rich.progress"} & names  # imported by libraries if installed
     service.assert_holds_exactly(sample.ids[:1])
     for command in [("backfill", "--help"), ("config", "show")]:
         assert not {"anyio", "sqlite3", "structlog", "rich"} & loaded(*command)
 
 
 def own_csv(shipper: Shipper, sample: Sample, name: str = "own.csv", lines: slice = slice(10)) -> Path:
-    """Write records whose columns have names of their own."""
+    """Write records under other column names."""
     path = shipper.folder / name
     events = [json.loads(line) for line in sample.lines[lines]]
     with path.open("w", newline="") as out:
@@ -246,15 +248,18 @@ def own_csv(shipper: Shipper, sample: Sample, name: str = "own.csv", lines: slic
 MENDED = {"records.mapping.ConsumerID": "Customer"}
 
 
-def test_after_a_mended_mapping_the_second_run_says_where_the_records_are(
+def test_the_run_after_a_corrected_mapping_points_to_the_dead_letters(
     shipper: Shipper, service: Service, sample: Sample
 ):
     file = own_csv(shipper, sample)
     assert shipper.backfill(file).returncode == 3
-    words = f"{file} was read to its end before; 10 of its records are dead letters: shipper dead-letters replay"
+    words = (
+        f"{file} was read to its end before; 10 of its records are dead letters; "
+        "to send them again: shipper dead-letters replay"
+    )
     for _ in range(2):
         result = shipper.backfill(file, settings=MENDED)
-        assert (result.returncode, result.counts()) == (0, (0, 0, 0, 0, 0)), "the letters are of another run"
+        assert (result.returncode, result.counts()) == (0, (0, 0, 0, 0, 0)), "the letters are from another run"
         assert result.summary
         assert result.summary["message"] == words
         assert words in result.stderr
@@ -266,10 +271,10 @@ def test_after_a_mended_mapping_the_second_run_says_where_the_records_are(
     assert result.summary
     assert result.summary["message"] == ""
     result = shipper.run("backfill", file, settings=MENDED)
-    assert f"{file} was read to its end before, and nothing new is in it" in result.stderr
+    assert f"{file} was read to its end before, and it has nothing new" in result.stderr
 
 
-def test_letters_of_an_earlier_run_are_told_for_files_that_have_grown_and_for_many(
+def test_dead_letters_of_earlier_runs_are_mentioned_for_files_that_have_grown_and_for_many_files(
     shipper: Shipper, service: Service, sample: Sample
 ):
     own_csv(shipper, sample)
@@ -279,7 +284,8 @@ def test_letters_of_an_earlier_run_are_told_for_files_that_have_grown_and_for_ma
     assert (result.returncode, result.counts()) == (0, (0, 0, 0, 0, 0))
     assert result.summary
     assert result.summary["message"] == (
-        "2 files were read to their ends before; 20 of their records are dead letters: shipper dead-letters replay"
+        "2 files were read to their ends before; 20 of their records are dead letters; to send them again: shipper "
+        "dead-letters replay"
     )
     grown = (shipper.folder / "own.csv").read_bytes()
     more = own_csv(shipper, sample, "more.csv", slice(20, 25)).read_bytes()
@@ -288,13 +294,13 @@ def test_letters_of_an_earlier_run_are_told_for_files_that_have_grown_and_for_ma
     assert (result.returncode, result.counts()) == (0, (5, 5, 0, 0, 0))
     assert result.summary
     assert result.summary["message"] == (
-        f"{shipper.folder}/own.csv was read in part before; 10 of its records are dead letters: "
-        "shipper dead-letters replay"
+        f"{shipper.folder}/own.csv was read in part before; 10 of its records are dead letters; "
+        "to send them again: shipper dead-letters replay"
     )
     result = shipper.backfill("more.csv")
     assert (result.returncode, result.counts()) == (3, (5, 0, 5, 0, 0))
     assert result.summary
-    assert result.summary["message"] == "", "those of this run are counted"
+    assert result.summary["message"] == "", "dead letters of this run are counted"
     (shipper.folder / "good.ndjson").write_bytes(b"".join(sample.lines[30:40]))
     result = shipper.backfill("good.ndjson")
-    assert (result.returncode, result.counts()) == (0, (10, 10, 0, 0, 0)), "other files' letters are not its own"
+    assert (result.returncode, result.counts()) == (0, (10, 10, 0, 0, 0)), "letters of other files are not counted"

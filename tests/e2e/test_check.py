@@ -1,4 +1,4 @@
-"""`shipper check` as a process: for people, programs and a terminal, and beside a shipper that holds the state."""
+"""`shipper check` as a process: as text, as JSON, on a terminal, and while another shipper holds the state."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ EMPTY_BATCH = b'{"EventType":"Acquisition","events":[]}'
 
 
 def rows_of(text: str) -> list[re.Match[str]]:
-    """Take the lines for people apart; the last column begins at the same place in all of them."""
+    """Split the lines of the text output into columns; the last column is aligned."""
     rows = [found for line in text.splitlines() if (found := _ROW.fullmatch(line))]
     assert len(rows) == len(text.splitlines()) > 0, text
     assert len({row.start(3) for row in rows}) == 1, text
     return rows
 
 
-def test_people_and_programs_are_told_the_same_and_nothing_is_written(shipper: Shipper, service: Service):
+def test_text_and_json_agree_and_nothing_is_written(shipper: Shipper, service: Service):
     second = "intake.subscription_key_secondary"
     result = shipper.run("check", "--online", settings={f"{second}.env": "INTAKE_KEY"})
     assert (result.returncode, result.stderr) == (0, "")
@@ -41,7 +41,7 @@ def test_people_and_programs_are_told_the_same_and_nothing_is_written(shipper: S
     assert not shipper.state.exists()
 
 
-def test_a_terminal_gets_colours_in_aligned_columns(shipper: Shipper, service: Service):
+def test_output_on_a_terminal_has_colours_and_aligned_columns(shipper: Shipper, service: Service):
     primary, secondary = os.openpty()
     environment = {**shipper.environment(), "TERM": "xterm-256color", "INTAKE_TOKEN": WRONG}
     with subprocess.Popen(
@@ -65,18 +65,12 @@ def test_a_terminal_gets_colours_in_aligned_columns(shipper: Shipper, service: S
     assert rows_of(re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()))
 
 
-def test_a_reader_that_has_enough_is_no_error(shipper: Shipper):
-    line = f"set -o pipefail; '{SHIPPER}' check --config '{shipper.config}' | head -c 5"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, timeout=20, env=shipper.environment())
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"ok   ", b"")
-
-
 @pytest.mark.parametrize(
     "settings",
     [{}, {"delivery.compression": "gzip", "delivery.traceparent": "false"}],
     ids=["", "gzip, no trace"],
 )
-def test_the_request_is_one_of_those_that_ship(
+def test_the_request_of_check_equals_those_of_a_run(
     shipper: Shipper, fake: FakeService, sample: Sample, settings: dict[str, object]
 ):
     shipper.target = fake.target
@@ -90,29 +84,29 @@ def test_the_request_is_one_of_those_that_ship(
 
 
 def _constant(headers: Message) -> list[tuple[str, str]]:
-    """Headers in their order, without what differs from request to request."""
+    """Return the headers in order, without those that differ between requests."""
     return [(name, "" if name in {"traceparent", "Content-Length"} else value) for name, value in headers.items()]
 
 
-def test_the_process_that_holds_the_state_is_named(shipper: Shipper, service: Service):
+def test_the_process_that_holds_the_state_directory_is_named(shipper: Shipper, service: Service):
     holder = shipper.start("pipe", stdin=subprocess.PIPE)
     holder.wait_until((shipper.state / "state.db").exists, "it holds the state directory")
     told = shipper.run("check", "--online", "--json")
     assert (told.returncode, told.stderr) == (0, "")
     items = json.loads(told.stdout)["items"]
     (what,) = (item["what"] for item in items if (item["name"], item["result"]) == ("state.directory", "note"))
-    assert f"process {holder.pid} holds it" in what
+    assert f"process {holder.pid} uses it" in what
     assert not holder.has_ended
     holder.stdin.close()
     assert holder.finish().returncode == 0
     assert re.search(r"^ok    state\.directory ", shipper.run("check").stdout, re.MULTILINE)
 
 
-def test_what_the_modes_forbid_is_told(shipper: Shipper):
+def test_missing_file_permissions_are_reported(shipper: Shipper):
     prefix: list[str] = []
     if not os.geteuid():
         if not shutil.which("setpriv"):
-            pytest.skip("there is no setpriv")
+            pytest.skip("setpriv is not installed")
         prefix = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--"]
     shipper.state.mkdir(mode=0o500)
     closed = shipper.folder / "closed.ndjson"

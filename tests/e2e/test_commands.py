@@ -1,4 +1,4 @@
-"""The other commands, as a newcomer and a script use them."""
+"""The other commands, as used by newcomers and scripts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ import typer
 
 from shipper.cli.app import command_line
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import QUICK, SHIPPER, Service, Shipper, Target, changed
+from tests.e2e.driver import QUICK, SHIPPER, Service, Shipper, changed
 from tests.e2e.fake_service import FakeService, events_of
 from tests.e2e.surroundings import unread_bytes
 
 
-def test_demo_needs_nothing_and_leaves_nothing_behind(shipper: Shipper, tmp_path: Path):
+def test_demo_needs_no_settings_and_leaves_no_files(shipper: Shipper, tmp_path: Path):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     result = shipper.run("demo", "--events", "2000", configured=False, env={"TMPDIR": str(temporary)}, check=False)
@@ -37,13 +37,13 @@ def test_demo_needs_nothing_and_leaves_nothing_behind(shipper: Shipper, tmp_path
     assert max(map(len, lines)) <= 80
     text = " ".join(result.stdout.split())
     assert "2,000 read = 2,000 accepted + 0 dead letters + 0 duplicates + 0 pending" in text
-    assert "Once more with the same file: 0 read" in text
-    assert "makes of them: 2,000 registrations" in text
+    assert "The same file again: 0 read" in text
+    assert "generates from them: 2,000 registrations" in text
     assert list(temporary.iterdir()) == []
     assert not shipper.state.exists()
 
 
-def test_a_slow_reader_gets_all_though_a_write_is_cut_short(shipper: Shipper):
+def test_a_slow_reader_gets_all_output_despite_an_interrupted_write(shipper: Shipper):
     arguments = ["config", "schema"]
     whole = shipper.run(*arguments, configured=False).stdout.encode()
     environment = shipper.environment() | {"PYTHONUNBUFFERED": "1"}
@@ -57,7 +57,7 @@ def test_a_slow_reader_gets_all_though_a_write_is_cut_short(shipper: Shipper):
         while unread_bytes(read_end) < room:
             assert process.poll() is None
             time.sleep(0.01)
-        # It is in the middle of a write; this cuts it short.
+        # Interrupt the blocked write.
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         process.send_signal(signal.SIGCONT)
@@ -67,8 +67,8 @@ def test_a_slow_reader_gets_all_though_a_write_is_cut_short(shipper: Shipper):
     assert len(whole) > room
 
 
-@pytest.mark.parametrize("command", ["sample --count 1000", "report 1001 {0} {0} --format json"])
-def test_a_reader_that_has_enough_is_no_error(shipper: Shipper, service: Service, command: str):
+@pytest.mark.parametrize("command", ["sample --count 1000", "report 1001 {0} {0} --format json", "check"])
+def test_a_reader_that_closes_the_pipe_early_is_no_error(shipper: Shipper, service: Service, command: str):
     environment = shipper.environment() | {
         f"SHIPPER__REPORT__{name.upper()}": value for name, value in service.target._asdict().items()
     }
@@ -81,7 +81,7 @@ def test_a_reader_that_has_enough_is_no_error(shipper: Shipper, service: Service
 
 
 @pytest.mark.parametrize("command", ["config schema", "config init -"])
-def test_a_reader_that_has_gone_before_the_first_byte_is_no_error(command: str):
+def test_a_reader_that_closes_the_pipe_before_the_first_byte_is_no_error(command: str):
     theirs, ours = os.pipe()
     os.close(theirs)
     done = subprocess.run([SHIPPER, *command.split()], stdout=ours, stderr=subprocess.PIPE, timeout=20)
@@ -89,8 +89,10 @@ def test_a_reader_that_has_gone_before_the_first_byte_is_no_error(command: str):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_a_reader_that_has_gone_does_not_cost_the_work(shipper: Shipper, service: Service, sample: Sample):
-    """The summary cannot be written; everything is delivered and saved all the same."""
+def test_work_is_completed_though_the_reader_of_the_summary_has_gone(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    """The summary cannot be written, but everything is delivered and saved."""
     file = shipper.folder / "events.ndjson"
     file.write_bytes(b"".join(sample.lines[:100]))
     line = f"'{SHIPPER}' backfill '{file}' --config '{shipper.config}' --summary json | true"
@@ -123,7 +125,7 @@ def test_report_shows_what_was_shipped(shipper: Shipper, service: Service, sampl
     table = shipper.run("report", "1001", *period)
     assert table.returncode == 0
     assert "Sandbox Affiliate" in table.stdout
-    # Of the first table, one per brand, behind the clicks.
+    # The column after the clicks in the first table, which has a row per brand.
     totals = re.findall(r"total +0 +([0-9,]+) ", table.stdout)[:3]
     assert sum(int(total.replace(",", "")) for total in totals) == 500
 
@@ -149,7 +151,7 @@ def test_report_shows_what_was_shipped(shipper: Shipper, service: Service, sampl
         assert word in refused.stderr
 
 
-def test_config_init_and_show_make_a_file_that_ships(shipper: Shipper, service: Service, sample: Sample):
+def test_config_init_and_show_write_a_usable_file(shipper: Shipper, service: Service, sample: Sample):
     created = shipper.run("config", "init", configured=False, check=False)
     assert created.returncode == 0
     path = shipper.folder / "shipper.toml"
@@ -177,39 +179,7 @@ def test_config_init_and_show_make_a_file_that_ships(shipper: Shipper, service: 
     service.assert_holds_exactly(sample.ids[:10])
 
 
-def test_the_sandbox_command_serves_whoever_takes_its_configuration(shipper: Shipper, sample: Sample):
-    config = shipper.folder / "sandbox.toml"
-    running = shipper.start("sandbox", "--port", "0", "--write-config", config, configured=False, check=False)
-    running.wait_until(config.exists, "the configuration is written")
-    assert config.stat().st_mode & 0o777 == 0o600
-    with Service(Target(**tomllib.loads(config.read_text())["intake"])) as service:
-        file = shipper.folder / "events.ndjson"
-        file.write_bytes(b"".join(sample.lines[:2000]))
-        arguments = ["backfill", file, "--config", config, "--summary", "json"]
-        result = shipper.run(*arguments, configured=False, settings={"state.directory": shipper.state})
-        assert (result.returncode, result.counts()) == (0, (2000, 2000, 0, 0, 0))
-        service.assert_holds_exactly(sample.ids[:2000])
-    running.process.send_signal(signal.SIGINT)
-    assert running.finish().returncode == 0
-
-
-COMMANDS = [
-    *("run", "pipe", "backfill", "retry", "validate", "check", "status", "dead-letters"),
-    *("demo", "report", "sandbox", "sample", "config"),
-]
-
-
-def test_every_command_has_help(shipper: Shipper):
-    everything = shipper.run("--help", configured=False)
-    results = {"": everything, **{name: shipper.run(name, "--help", configured=False) for name in COMMANDS}}
-    for command, result in results.items():
-        assert (result.returncode, result.stderr) == (0, ""), command
-        assert "Usage: shipper" in result.stdout
-        assert command in {"", "config", "dead-letters"} or "Example:" in result.stdout
-    assert all(command in everything.stdout for command in COMMANDS)
-
-
-def test_the_summary_is_the_last_line_of_stdout_and_for_people_it_goes_to_stderr(
+def test_the_json_summary_is_the_last_line_of_stdout_and_the_text_summary_goes_to_stderr(
     shipper: Shipper, service: Service, sample: Sample
 ):
     file = shipper.folder / "events.ndjson"
@@ -224,7 +194,7 @@ def test_the_summary_is_the_last_line_of_stdout_and_for_people_it_goes_to_stderr
 
 
 @pytest.mark.parametrize("is_unbuffered", [False, True])
-def test_the_streams_of_the_process_serve_others_too(shipper: Shipper, is_unbuffered: bool):
+def test_other_libraries_can_share_the_standard_streams(shipper: Shipper, is_unbuffered: bool):
     code = (
         "import logging, sys; logging.basicConfig(stream=sys.stderr);"
         "from shipper.cli import prepare_process; prepare_process();"
@@ -236,7 +206,7 @@ def test_the_streams_of_the_process_serve_others_too(shipper: Shipper, is_unbuff
     assert ended.stderr == "ERROR:root:from another library\nstill there\n"
 
 
-def test_logs_go_on_once_a_full_pipe_is_read_again():
+def test_logging_resumes_once_a_full_pipe_is_read_again():
     code = (
         "import os, sys; from shipper.system.stderr import ForgivingStderr; err = ForgivingStderr();"
         "os.set_blocking(2, False); [print('x' * 99, file=err, flush=True) for _ in range(2000)];"
@@ -254,24 +224,23 @@ def test_logs_go_on_once_a_full_pipe_is_read_again():
     assert process.returncode == 0
 
 
-# Words and flags -----------------------------------------------------------------------------------------------------
+# Arguments and options --------------------------------------------------------------------------------------------
 
 
-def _help(shipper: Shipper, *words: str) -> str:
-    return shipper.run(*words, configured=False).stdout
-
-
-def test_help_has_the_commands_in_groups_with_whole_sentences(shipper: Shipper):
-    shown = _help(shipper, "--help")
+def test_help_lists_the_commands_in_groups_with_complete_sentences(shipper: Shipper):
+    shown = shipper.run("--help", configured=False).stdout
     titles = [line.rstrip(":") for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert titles == ["Options", "Ship", "Look", "Finance", "Set up", "Try out"]
+    assert titles == ["Options", "Ship", "Inspect", "Finance", "Set up", "Try out"]
     assert shown.count("...") == 1, "of the usage"
     assert max(map(len, shown.splitlines())) <= 80
-    assert _help(shipper, "help", "dead-letters", "replay") == _help(shipper, "dead-letters", "replay", "-h")
+    for words in (["help", "dead-letters", "replay"], ["dead-letters", "replay", "-h"]):
+        text = shipper.run(*words, configured=False).stdout
+        assert text.startswith("Usage: shipper dead-letters replay [OPTIONS]\n")
+        assert all(option in text for option in ("--config", "--set", "--log-level", "--log-format"))
 
 
 @pytest.mark.usefixtures("ships_to_fake")
-def test_a_pattern_for_run_may_stand_on_the_command_line_and_a_bare_word_is_a_list(
+def test_run_accepts_a_pattern_as_argument_and_a_bare_word_as_a_list(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
     folder = shipper.folder / "live"
@@ -289,7 +258,7 @@ def test_a_pattern_for_run_may_stand_on_the_command_line_and_a_bare_word_is_a_li
 
 
 @pytest.mark.usefixtures("ships_to_fake")
-def test_a_rehearsed_backfill_sends_and_saves_nothing(shipper: Shipper, fake: FakeService, sample: Sample):
+def test_a_dry_run_of_backfill_sends_and_saves_nothing(shipper: Shipper, fake: FakeService, sample: Sample):
     file = shipper.folder / "a.ndjson"
     file.write_bytes(b"".join(sample.lines[:10]))
     rehearsed = shipper.run("backfill", file, "--dry-run", check=False)
@@ -309,7 +278,7 @@ def test_a_rehearsed_backfill_sends_and_saves_nothing(shipper: Shipper, fake: Fa
 
 
 @pytest.mark.usefixtures("ships_to_fake")
-def test_files_that_were_changed_outside_of_a_period_are_left_out(shipper: Shipper, fake: FakeService, sample: Sample):
+def test_files_modified_outside_the_period_are_skipped(shipper: Shipper, fake: FakeService, sample: Sample):
     for number, day in enumerate(("2026-09-30", "2026-10-01", "2026-10-31", "2026-11-01")):
         file = shipper.folder / f"{number}.ndjson"
         file.write_bytes(sample.lines[number])
@@ -322,7 +291,7 @@ def test_files_that_were_changed_outside_of_a_period_are_left_out(shipper: Shipp
 
 
 @pytest.mark.usefixtures("ships_to_fake")
-def test_the_base_address_may_have_the_path_of_a_gateway(shipper: Shipper, fake: FakeService, sample: Sample):
+def test_the_base_url_may_contain_a_path(shipper: Shipper, fake: FakeService, sample: Sample):
     file = shipper.folder / "a.ndjson"
     file.write_bytes(sample.lines[0])
     result = shipper.backfill(file, settings={"intake.base_url": f"{shipper.target.base_url}/gateway-ä/eu/"})
@@ -330,7 +299,7 @@ def test_the_base_address_may_have_the_path_of_a_gateway(shipper: Shipper, fake:
     assert fake.paths == ["/gateway-%C3%A4/eu/dim/v1/player/activities"]
 
 
-def test_a_variable_that_lacks_underscores_is_told_of(shipper: Shipper):
+def test_a_variable_with_too_few_underscores_is_reported(shipper: Shipper):
     variable = {"SHIPPER_BATCH_MAX_EVENTS": "7"}
     for result in (shipper.run("check", env=variable).stdout, shipper.run("pipe", data=b"", env=variable).stderr):
         assert "SHIPPER_BATCH_MAX_EVENTS" in result
@@ -338,7 +307,7 @@ def test_a_variable_that_lacks_underscores_is_told_of(shipper: Shipper):
 
 
 @pytest.mark.usefixtures("ships_to_fake")
-def test_format_and_output_are_said_the_same_everywhere_and_older_spellings_still_work(
+def test_all_commands_share_the_options_format_and_output_and_older_spellings_still_work(
     shipper: Shipper, sample: Sample
 ):
     file = shipper.folder / "a.ndjson"
@@ -373,7 +342,7 @@ def test_format_and_output_are_said_the_same_everywhere_and_older_spellings_stil
 
 
 @pytest.mark.usefixtures("ships_to_fake")
-def test_what_is_misspelt_names_the_nearest(shipper: Shipper, sample: Sample):
+def test_an_error_about_a_misspelt_name_suggests_the_nearest(shipper: Shipper, sample: Sample):
     file = shipper.folder / "a.ndjson"
     file.write_bytes(b"".join(changed(line, IP="none") for line in sample.lines[:2]))
     assert shipper.backfill(file).counts() == (2, 0, 2, 0, 0)
@@ -401,9 +370,13 @@ def _commands(command: Any, *words: str) -> Iterator[tuple[str, ...]]:
         yield from _commands(below, *words, name)
 
 
-def test_help_of_every_command_fits_into_80_columns_with_nothing_cut_or_left_to_guess(shipper: Shipper):
+def test_help_of_every_command_has_an_example_and_fits_into_80_columns_without_truncation(shipper: Shipper):
     for words in _commands(typer.main.get_command(command_line())):
-        shown = shipper.run(*words, "--help", configured=False, env={"COLUMNS": "80"}).stdout
+        result = shipper.run(*words, "--help", configured=False, env={"COLUMNS": "80"})
+        shown = result.stdout
+        assert (result.returncode, result.stderr) == (0, ""), words
+        assert "Usage: shipper" in shown
+        assert "Example: " in shown or "Commands:" in shown or not words, (words, shown)
         assert max(map(len, shown.splitlines())) <= 80, (words, shown)
         assert not re.search(r"[a-z ]\.\.\.\s", shown.partition("\n")[2]), (words, shown)
         assert not re.search(r"<\w[\w ]*>|--json|--summary|--write-config|\d{9}", shown), (words, shown)

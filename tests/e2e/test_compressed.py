@@ -1,4 +1,4 @@
-"""`shipper backfill` and `shipper run` on gzip, zstd, bzip2 and xz, whole, cut short, broken and hostile."""
+"""`shipper backfill` and `shipper run` on gzip, zstd, bzip2 and xz: intact, truncated, corrupt and hostile."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.e2e.driver import QUICK, Result, Service, Shipper
 from tests.e2e.fake_service import HANG, OK, FakeService
 from tests.e2e.files import Tail, warnings_of, zstd
 
-# The default preset of xz takes ten times as long, and without a checksum zstd may not notice what is broken. As the
-# tools of the system write them, they are read, too.
+# The default preset of xz takes ten times as long, and without a checksum zstd may not detect corruption. Archives by
+# the system's tools are read in another test.
 COMPRESSIONS = {
     **files.COMPRESSIONS,
     "xz": partial(lzma.compress, preset=0),
@@ -31,7 +31,7 @@ COMPRESSIONS = {
 
 
 def assert_named(result: Result, path: Path) -> None:
-    """One error, and it names the file."""
+    """Assert that one error was logged, and that it names the file."""
     assert result.returncode == 4, result.stderr
     (line,) = warnings_of(result, path)
     assert line["level"] == "error"
@@ -39,14 +39,14 @@ def assert_named(result: Result, path: Path) -> None:
 
 
 def archive(shipper: Shipper, suffix: str, *parts: bytes) -> Path:
-    """Write `SUFFIX.log`, with a member of its own for each part."""
+    """Write `SUFFIX.log` with a member for each part."""
     path = shipper.folder / f"{suffix}.log"
     path.write_bytes(b"".join(map(COMPRESSIONS[suffix], parts)))
     return path
 
 
 def test_archives_of_several_members_are_delivered_once(shipper: Shipper, service: Service, sample: Sample):
-    """Cut anywhere in a line; some are empty. Beyond a read of 1 MiB in one member and in all."""
+    """Members end anywhere in a line; some are empty. One member, and all together, exceed a read of 1 MiB."""
     sizes = []
     for number, suffix in enumerate(COMPRESSIONS):
         data = b"".join(sample.lines[number * 4000 : number * 4000 + 4000])
@@ -57,16 +57,14 @@ def test_archives_of_several_members_are_delivered_once(shipper: Shipper, servic
     assert (result.returncode, result.counts()) == (0, (16_000, 16_000, 0, 0, 0))
     assert service.times_received() == dict.fromkeys(sample.ids[:16_000], 1)
     checkpoints = [checkpoint for *_, checkpoint in shipper.read_state().checkpoints]
-    assert sorted(checkpoints) == sorted(sizes), "not in bytes of the content"
+    assert sorted(checkpoints) == sorted(sizes), "the checkpoint does not count decompressed bytes"
     for suffix in COMPRESSIONS:
         (shipper.folder / f"{suffix}.log").rename(shipper.folder / f"renamed-{suffix}")
     assert shipper.backfill("renamed-*").counts() == (0, 0, 0, 0, 0)
 
 
-def test_an_archive_is_read_whoever_wrote_it_and_whatever_it_is_called_and_holds(
-    shipper: Shipper, service: Service, sample: Sample
-):
-    """By the tools of the system; plain and compressed files under each other's names; with padding; in any format."""
+def test_an_archive_is_read_whatever_its_writer_name_and_content(shipper: Shipper, service: Service, sample: Sample):
+    """Written by the system's tools; with misleading suffixes; with padding; in any record format."""
     folder = shipper.folder / "archives"
     folder.mkdir()
     contents: dict[str, bytes] = {}
@@ -78,7 +76,7 @@ def test_an_archive_is_read_whoever_wrote_it_and_whatever_it_is_called_and_holds
 
     for tool in filter(shutil.which, ("gzip", "zstd", "bzip2", "xz")):
         data = lines(1000)
-        for level, part in (("-1", data[:1000]), ("-9", data[1000:])):  # from a pipe: no length in the header
+        for level, part in (("-1", data[:1000]), ("-9", data[1000:])):  # from a pipe, so without a length in the header
             written = subprocess.run([tool, "-q", level, "-c"], input=part, stdout=subprocess.PIPE, check=True)
             contents[f"{tool}.log"] = contents.get(f"{tool}.log", b"") + written.stdout
     contents["plain.gz"] = lines(10)
@@ -100,13 +98,13 @@ def test_an_archive_is_read_whoever_wrote_it_and_whatever_it_is_called_and_holds
     assert (result.returncode, result.counts()) == (3, (len(ids) + 2, len(ids), 2, 0, 0))
     service.assert_holds_exactly(ids)
     letters = {(letter.raw, letter.start_offset) for letter in shipper.read_state().dead_letters}
-    assert letters == {(b'{"bad": 1}', 0), (b"{}", 11 + len(good))}, "offsets in the content"
+    assert letters == {(b'{"bad": 1}', 0), (b"{}", 11 + len(good))}, "offsets count decompressed bytes"
 
 
-def test_archives_go_on_where_a_run_and_a_backfill_were_killed_in_all_of_them(
+def test_reading_resumes_in_every_archive_after_kills_of_run_and_backfill(
     shipper: Shipper, service: Service, fake: FakeService, sample: Sample, rng: Random
 ):
-    """Of 1.4 MB each, in members of which some end within a line; they are read one after the other."""
+    """Archives of 1.4 MB, some of whose members end within a line; they are read one after the other."""
     tail = Tail(shipper, service, sample)
     for number, suffix in enumerate(COMPRESSIONS):
         data = b"".join(sample.lines[number * 4000 : number * 4000 + 4000])
@@ -115,7 +113,7 @@ def test_archives_go_on_where_a_run_and_a_backfill_were_killed_in_all_of_them(
     shipper.target = fake.target
     settings = {**QUICK, "batch.max_events": 200, "batch.linger_seconds": 5, "delivery.concurrency": 1}
     following = {"input.include": f'["{tail.folder}/*"]'}
-    killed_at = [0, *(20 * number + rng.randrange(5, 10) for number in range(4)), 72]  # batches, of which each has 20
+    killed_at = [0, *(20 * number + rng.randrange(5, 10) for number in range(4)), 72]  # batches; each archive has 20
     in_the_middle: set[str] = set()
     for number, (before, after) in enumerate(pairwise(killed_at)):
         arguments, include = (["run"], following) if number < 4 else (["backfill", tail.folder], {})
@@ -126,12 +124,12 @@ def test_archives_go_on_where_a_run_and_a_backfill_were_killed_in_all_of_them(
         running = shipper.start(*arguments, settings={**settings, **include})
         running.wait_until(
             lambda hung_at=hung_at: fake.requests == hung_at and len(fake.event_ids()) == shipper.read_state().accepted,
-            "what was answered is saved",
+            "answered batches are saved",
         )
         running.kill()
         checkpoints = {path: checkpoint for _, _, path, checkpoint in shipper.read_state().checkpoints}
         in_the_middle |= {path for path, checkpoint in checkpoints.items() if checkpoint < 1_300_000}
-    assert len(in_the_middle) == len(COMPRESSIONS), "one was not killed in its middle"
+    assert len(in_the_middle) == len(COMPRESSIONS), "an archive was not interrupted in the middle"
     first = Counter(fake.event_ids())
     assert max(first.values()) == 1
     assert len(first) == 72 * 200
@@ -144,13 +142,13 @@ def test_archives_go_on_where_a_run_and_a_backfill_were_killed_in_all_of_them(
     assert (shipper.read_state().read, shipper.read_state().duplicates) == (16_000, 0)
 
 
-def test_archives_that_are_cut_short_give_their_whole_lines_and_are_named_and_read_on_when_they_are_whole(
+def test_whole_lines_of_truncated_archives_are_delivered_and_the_rest_once_the_archives_are_complete(
     shipper: Shipper, service: Service, sample: Sample
 ):
     wholes = {}
     for number, suffix in enumerate(COMPRESSIONS):
         lines = sample.lines[number * 600 : number * 600 + 600]
-        # In members, since of half a bzip2 block, or of an xz one, nothing can be read.
+        # In members, because half a block of bzip2 or xz cannot be read.
         path = archive(shipper, suffix, *(b"".join(lines[start : start + 50]) for start in range(0, 600, 50)))
         wholes[path] = path.read_bytes()
         path.write_bytes(wholes[path][: len(wholes[path]) * 6 // 10])
@@ -166,8 +164,8 @@ def test_archives_that_are_cut_short_give_their_whole_lines_and_are_named_and_re
     for number in range(len(COMPRESSIONS)):
         of_file = [event_id in arrived for event_id in sample.ids[number * 600 : number * 600 + 600]]
         assert 300 <= sum(of_file) < 600
-        assert of_file == sorted(of_file, reverse=True), "not one stretch from the beginning on"
-    assert shipper.read_state().dead_letters == (), "a torn line is no record"
+        assert of_file == sorted(of_file, reverse=True), "not a contiguous range from the beginning"
+    assert shipper.read_state().dead_letters == (), "a torn line was taken for a record"
 
     again = shipper.backfill(shipper.folder / "*.log")
     for path in wholes:
@@ -181,7 +179,7 @@ def test_archives_that_are_cut_short_give_their_whole_lines_and_are_named_and_re
     assert service.times_received() == dict.fromkeys(sample.ids[:2400] + sample.ids[3000:3010], 1)
 
 
-def test_archives_that_are_flipped_in_the_middle_give_what_is_whole_and_are_named(
+def test_intact_lines_of_corrupt_archives_are_delivered_and_the_archives_are_reported(
     shipper: Shipper, service: Service, sample: Sample
 ):
     flipped: list[Path] = []
@@ -195,19 +193,19 @@ def test_archives_that_are_flipped_in_the_middle_give_what_is_whole_and_are_name
         flipped[-1].write_bytes(good + other[:middle] + wrong + other[middle + 64 :] + good)
         whole += sample.ids[first : first + 250]
     (shipper.folder / "plain.log").write_bytes(b"".join(sample.lines[9000:9010]))
-    # What comes of flipped bytes may be more lines in a row that are no records than `records.mistake_limit`.
+    # Corruption may produce more consecutive bad lines than `records.mistake_limit`.
     result = shipper.backfill(shipper.folder / "*.log", settings={"records.mistake_limit": 0})
     for path in flipped:
         assert_named(result, path)
-    # A checksum tells that it is broken when some of it has been read, which may be anything: in gzip it stands at the
-    # very end.
+    # A checksum reveals the corruption only after some data, possibly garbage, has been read: in gzip it is at the very
+    # end.
     assert service.holds(whole)
     times = service.times_received()
     assert {times[event_id] for event_id in whole} == {1}
     assert {Path(letter.path) for letter in shipper.read_state().dead_letters} <= set(flipped)
 
 
-def test_archives_with_text_behind_them_or_without_their_last_byte_are_named_and_give_no_record_that_is_not_in_them(
+def test_archives_with_trailing_text_or_without_the_last_byte_are_reported_and_yield_no_invented_record(
     shipper: Shipper, service: Service, sample: Sample
 ):
     broken: list[Path] = []
@@ -233,8 +231,10 @@ def test_archives_with_text_behind_them_or_without_their_last_byte_are_named_and
     assert shipper.read_state().dead_letters == ()
 
 
-def test_bombs_cost_no_memory_and_no_neighbour(shipper: Shipper, service: Service, sample: Sample):
-    """80 MB in a line, then 20 MB of blanks, from some kilobytes; less from bzip2, which is slow."""
+def test_decompression_bombs_take_no_memory_and_affect_no_other_record(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    """A line of 80 MB, then 20 MB of blanks, from some kilobytes; less with bzip2, which is slow."""
     for number, suffix in enumerate(COMPRESSIONS):
         count = 4 if suffix == "bz2" else 8
         first, last = sample.lines[number * 2 : number * 2 + 2]
@@ -251,10 +251,10 @@ def test_bombs_cost_no_memory_and_no_neighbour(shipper: Shipper, service: Servic
     assert result.peak_bytes < 100 << 20, f"{result.peak_bytes >> 20} MiB were held"
 
 
-def test_one_member_that_unpacks_to_much_costs_no_memory(shipper: Shipper, service: Service, sample: Sample):
-    """Its window is larger than what we hold, or its block is; so it is refused by name, or read in pieces."""
+def test_a_member_with_a_large_window_or_block_takes_no_memory(shipper: Shipper, service: Service, sample: Sample):
+    """Its window or block is larger than the memory limit, so it is reported and refused, or read in pieces."""
     if not shutil.which("zstd"):
-        pytest.skip("there is no zstd to write it")
+        pytest.skip("zstd is not installed")
     for name, options in (("long", ["--long=31", "-1"]), ("deep", ["-1"])):
         with (shipper.folder / f"{name}.zst").open("wb") as out:
             packing = subprocess.Popen(["zstd", "-q", "-c", *options], stdin=subprocess.PIPE, stdout=out)
@@ -273,8 +273,10 @@ def test_one_member_that_unpacks_to_much_costs_no_memory(shipper: Shipper, servi
 
 
 @pytest.mark.long
-def test_what_was_decompressed_of_many_archives_does_not_add_up(shipper: Shipper, service: Service, sample: Sample):
-    """All of them are read in turn, a megabyte at a time."""
+def test_the_memory_for_decompressed_data_does_not_grow_with_the_number_of_archives(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    """The archives are read in turn, a megabyte at a time."""
     tail = Tail(shipper, service, sample)
     blanks = gzip.compress((b" " * 1023 + b"\n") * (2 << 10))
     for number in range(100):
@@ -285,8 +287,10 @@ def test_what_was_decompressed_of_many_archives_does_not_add_up(shipper: Shipper
 
 
 @pytest.mark.long
-def test_wide_windows_of_many_archives_do_not_add_up(shipper: Shipper, service: Service, sample: Sample):
-    """Each holds blank lines that fill its window, and a record behind them."""
+def test_the_memory_for_windows_does_not_grow_with_the_number_of_archives(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    """Each contains blank lines that fill its window, followed by a record."""
     tail = Tail(shipper, service, sample)
     options = {zstd.CompressionParameter.compression_level: 1, zstd.CompressionParameter.window_log: 26}
     for number in range(3):
@@ -299,16 +303,14 @@ def test_wide_windows_of_many_archives_do_not_add_up(shipper: Shipper, service: 
     assert "source_unreadable" not in result.stderr
 
 
-def test_archives_that_are_put_into_the_folder_are_followed_to_their_end(
-    shipper: Shipper, service: Service, sample: Sample
-):
+def test_archives_that_appear_in_the_folder_are_read_to_their_end(shipper: Shipper, service: Service, sample: Sample):
     tail = Tail(shipper, service, sample)
     tail.start("*")
     for number, suffix in enumerate(COMPRESSIONS):
         new = archive(shipper, suffix, b"".join(sample.lines[number * 300 : number * 300 + 300]))
         new.rename(tail.folder / new.name)
         tail.wait(number * 300 + 300)
-    for number, suffix in enumerate(COMPRESSIONS):  # a log that is flushed as members
+    for number, suffix in enumerate(COMPRESSIONS):  # a log flushed as members
         with (tail.folder / f"{suffix}.log").open("ab") as out:
             out.write(COMPRESSIONS[suffix](b"".join(sample.lines[1200 + number * 10 : 1210 + number * 10])))
     tail.wait(1240)
@@ -318,10 +320,10 @@ def test_archives_that_are_put_into_the_folder_are_followed_to_their_end(
     tail.pass_by("*", 1250)
 
 
-def test_a_file_or_archive_that_is_written_anew_in_place_is_read_from_its_start(
+def test_a_file_or_archive_that_is_rewritten_in_place_is_read_from_its_start(
     shipper: Shipper, service: Service, sample: Sample
 ):
-    """Same inode, another content: an export that is written over the old one, longer or shorter, packed or not."""
+    """Same inode, other content: an export that overwrites the old one, longer or shorter, compressed or not."""
     sent = 0
     for contents in (
         {"plain": ("", 20), "export": ("gz", 300), "other": ("gz", 100)},
@@ -338,7 +340,7 @@ def test_a_file_or_archive_that_is_written_anew_in_place_is_read_from_its_start(
     assert service.times_received() == dict.fromkeys(sample.ids[:sent], 1)
 
 
-def test_files_compressed_between_two_backfills_go_on_where_they_were(
+def test_reading_resumes_in_files_that_were_compressed_between_two_backfills(
     shipper: Shipper, service: Service, sample: Sample
 ):
     def lines(number: int, count: int) -> bytes:
@@ -351,7 +353,7 @@ def test_files_compressed_between_two_backfills_go_on_where_they_were(
         archive(shipper, suffix, lines(number, 400))
         (shipper.folder / f"{suffix}.ndjson").unlink()
     assert shipper.backfill(shipper.folder / "*.log").counts() == (400, 400, 0, 0, 0)
-    for number, suffix in enumerate(COMPRESSIONS):  # and unpacked again, where they go on
+    for number, suffix in enumerate(COMPRESSIONS):  # and decompressed again, which also resumes
         (shipper.folder / f"{suffix}.ndjson").write_bytes(lines(number, 450))
         (shipper.folder / f"{suffix}.log").unlink()
     assert shipper.backfill("*.ndjson").counts() == (200, 200, 0, 0, 0)
@@ -359,10 +361,10 @@ def test_files_compressed_between_two_backfills_go_on_where_they_were(
     assert service.times_received() == dict.fromkeys(wanted, 1)
 
 
-def test_a_record_that_is_cut_by_the_end_of_a_member_waits_for_its_rest_across_restarts(
+def test_a_record_split_between_members_waits_for_its_rest_across_restarts(
     shipper: Shipper, service: Service, sample: Sample
 ):
-    """Logs that are flushed as members, wherever a buffer is full, and quiet in between for longer than any wait."""
+    """Logs flushed as members whenever a buffer is full, and idle in between for longer than any wait."""
     tail = Tail(shipper, service, sample)
     names = [f"{form}.{suffix}" for form in ("ndjson", "csv", "batch") for suffix in COMPRESSIONS]
     contents = {
@@ -377,7 +379,7 @@ def test_a_record_that_is_cut_by_the_end_of_a_member_waits_for_its_rest_across_r
         for name, data in contents.items():
             with (tail.folder / name).open("ab") as out:
                 out.write(COMPRESSIONS[name.partition(".")[2]](data[start:end]))
-        # A whole object without its newline is read once its archive has been quiet, and so have those before, then.
+        # A complete object without newline is read once its archive has been idle; by then, earlier ones are read, too.
         quiet.append(count + number)
         (tail.folder / f"later.{number}").write_bytes(COMPRESSIONS["gz"](sample.lines[quiet[-1]].rstrip()))
         tail.wait(quiet)

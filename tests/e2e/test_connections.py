@@ -1,4 +1,4 @@
-"""The command and its connections: the service moves, hangs up, speaks TLS, or stands behind a proxy."""
+"""Connections of the command: the service moves, disconnects, uses TLS, or is behind a proxy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import trustme
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Result, Running, Shipper, Target
 from tests.e2e.fake_service import HANG, OK, RESET, STORE_AND_RESET, FakeService, Reply, events_of
-from tests.stage.servers import Origin, Proxy
+from tests.servers import Origin, Proxy
 
 ONE_SENDER = {
     "delivery.concurrency": 1,
@@ -30,7 +30,7 @@ KEYS = ("fake-subscription-key", "fake-token")
 
 
 class Pipe:
-    """A `shipper pipe` that is fed bit by bit."""
+    """A `shipper pipe` that is fed in steps."""
 
     def __init__(self, shipper: Shipper, sample: Sample, settings: dict[str, object], **options: object) -> None:
         self.running: Running = shipper.start(
@@ -51,7 +51,7 @@ class Pipe:
 
 # The service moves ----------------------------------------------------------------------------------------------------
 
-# Names are looked up by asyncio with Python's function, by uvloop with its own.
+# asyncio resolves names with Python's function, uvloop with its own.
 SITE = """
 import os
 import socket
@@ -81,7 +81,7 @@ uvloop.Loop.getaddrinfo = getaddrinfo_with_uvloop
 
 @dataclass
 class Move:
-    """Two services on one port of two addresses, and the file by which the process finds the one that is named."""
+    """Two services on the same port of two addresses, and the hosts file that selects one."""
 
     old: FakeService
     new: FakeService
@@ -108,7 +108,7 @@ def move(shipper: Shipper, fake: FakeService, tmp_path: Path) -> Iterator[Move]:
 
 
 @pytest.mark.parametrize("old_reply", [Reply(status=503), HANG], ids=["503", "black hole"])
-def test_a_service_that_is_not_found_and_then_moves_gets_everything_and_before_their_age_connections_are_kept(
+def test_everything_is_delivered_to_a_service_that_moves_and_connections_are_kept_until_their_maximum_age(
     shipper: Shipper, move: Move, sample: Sample, old_reply: Reply
 ):
     settings = {
@@ -122,35 +122,35 @@ def test_a_service_that_is_not_found_and_then_moves_gets_everything_and_before_t
     pipe = Pipe(shipper, sample, settings, env=move.env)
     pipe.feed()
     pipe.running.wait_for('"reason":"unknown_host"')
-    pipe.running.wait_for("is not found: Name or service not known")
+    pipe.running.wait_for("was not found: Name or service not known")
     assert "the host of http://intake.test:" in pipe.running.stderr
     move.point_to(move.old)
     pipe.running.wait_until(lambda: move.old.answered == 1, "the old address is used")
     if old_reply is HANG:
         move.point_to(move.new)
         pipe.feed()
-        pipe.running.wait_until(lambda: move.old.answered == 2, "a young connection that works is kept")
+        pipe.running.wait_until(lambda: move.old.answered == 2, "a working connection below the maximum age is kept")
     kept = move.old.answered
     move.old.default = old_reply
     pipe.feed()
-    pipe.running.wait_until(lambda: move.old.requests > kept, "the old address has got the next batch, too")
+    pipe.running.wait_until(lambda: move.old.requests > kept, "the old address receives the next batch")
     move.point_to(move.new)
     pipe.running.wait_until(lambda: move.new.answered == 1, "the new address is used")
     asked = move.old.requests
     pipe.feed()
-    pipe.running.wait_until(lambda: move.new.answered == 2, "the next batch is taken")
+    pipe.running.wait_until(lambda: move.new.answered == 2, "the next batch is accepted")
     result = pipe.finish()
     assert (result.returncode, result.counts()) == (0, (pipe.fed, pipe.fed, 0, 0, 0))
-    assert move.old.requests == asked, "the old address was asked again"
+    assert move.old.requests == asked, "the old address was used again"
     assert move.old.event_ids() == sample.ids[: 10 * kept]
     assert move.new.event_ids() == sample.ids[10 * kept : pipe.fed]
 
 
-# The service hangs up -------------------------------------------------------------------------------------------------
+# The service disconnects ----------------------------------------------------------------------------------------------
 
 
-def test_idle_connections_that_the_service_closes_cost_no_retry(shipper: Shipper, fake: FakeService, sample: Sample):
-    """Whether it says so or not, the next batch is delivered without anybody's notice."""
+def test_idle_connections_closed_by_the_service_cause_no_retry(shipper: Shipper, fake: FakeService, sample: Sample):
+    """Whether announced or not, the next batch is delivered without a log line."""
     shipper.target = fake.target
     told, untold = Reply(headers={"Connection": "close"}), Reply(fault="close")
     fake.plan(told, told, untold, untold)
@@ -158,7 +158,8 @@ def test_idle_connections_that_the_service_closes_cost_no_retry(shipper: Shipper
     for number in range(1, 5):
         pipe.feed()
         pipe.running.wait_until(
-            lambda number=number: fake.answered == number and not fake.connections, "it was answered and closed"
+            lambda number=number: fake.answered == number and not fake.connections,
+            "the request is answered and the connection closed",
         )
     pipe.feed()
     result = pipe.finish()
@@ -168,10 +169,10 @@ def test_idle_connections_that_the_service_closes_cost_no_retry(shipper: Shipper
     assert "retry" not in result.stderr
 
 
-def test_a_kept_connection_that_ends_as_it_is_used_costs_no_word_and_no_record(
+def test_a_connection_closed_while_it_is_reused_causes_no_log_line_and_no_loss(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
-    """Whether the records were lost with it or taken."""
+    """Whether or not the service stored the records."""
     shipper.target = fake.target
     fake.plan(OK, RESET, OK, STORE_AND_RESET)
     file = shipper.folder / "events.ndjson"
@@ -185,7 +186,9 @@ def test_a_kept_connection_that_ends_as_it_is_used_costs_no_word_and_no_record(
     assert fake.requests == 7
     assert fake.bodies[1] == fake.bodies[2]
     assert fake.bodies[3] == fake.bodies[4]
-    assert Counter(fake.event_ids()) == Counter(sample.ids[:50] + sample.ids[20:30]), "only what was taken came twice"
+    assert Counter(fake.event_ids()) == Counter(sample.ids[:50] + sample.ids[20:30]), (
+        "only stored records are received twice"
+    )
     assert "retry_scheduled" not in result.stderr
     assert "delivery_paused" not in result.stderr
 
@@ -215,7 +218,7 @@ def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Fi
 
 @pytest.fixture
 def origin(authority: trustme.CA) -> Iterator[Origin]:
-    """A service that speaks TLS, and only with clients that show a certificate."""
+    """A TLS service that requires a client certificate."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("127.0.0.1").configure_cert(context)
     authority.configure_trust(context)
@@ -236,9 +239,7 @@ def event_ids(origin: Origin) -> list[object]:
     return [event["EventId"] for body in bodies for event in events_of(body)]
 
 
-def test_a_file_of_certificates_that_cannot_be_used_ends_the_command_before_it_begins(
-    shipper: Shipper, origin: Origin, file: Path
-):
+def test_an_unusable_certificate_file_ends_the_command_at_startup(shipper: Shipper, origin: Origin, file: Path):
     shipper.target = Target(origin.url, *KEYS)
     result = shipper.run("backfill", file, settings={"intake.client_certificate": file})
     assert result.returncode == 2
@@ -247,7 +248,7 @@ def test_a_file_of_certificates_that_cannot_be_used_ends_the_command_before_it_b
     assert origin.accepted == 0
 
 
-def test_a_client_certificate_is_shown_to_the_service_and_not_to_a_token_endpoint_that_asks_for_one(
+def test_a_client_certificate_is_sent_to_the_service_but_not_to_the_token_endpoint(
     shipper: Shipper, origin: Origin, authority: trustme.CA, sample: Sample, files: Files, file: Path
 ):
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -279,12 +280,12 @@ def test_a_client_certificate_is_shown_to_the_service_and_not_to_a_token_endpoin
     assert (result.returncode, result.counts()) == (0, (30, 30, 0, 0, 0)), result.stderr
     assert check.returncode == 0, check.stdout
     assert asked > 0
-    assert len(endpoint.clients) > asked, "by `check`, too"
+    assert len(endpoint.clients) > asked, "`check` contacts the endpoint, too"
     assert set(endpoint.clients) == {""}
     assert set(origin.clients) == {"the-client"}
 
 
-def test_certificates_and_a_proxy_that_are_not_accepted_name_the_way_out_and_its_password_gets_no_further(
+def test_errors_about_certificates_and_proxies_name_the_remedy_and_the_proxy_password_stays_secret(
     shipper: Shipper, origin: Origin, sample: Sample, files: Files, file: Path
 ):
     shipper.target = Target(origin.url, *KEYS)
@@ -300,15 +301,15 @@ def test_certificates_and_a_proxy_that_are_not_accepted_name_the_way_out_and_its
         refused = [
             (hasty, "the-proxy-password", "tls", "see intake.ca_bundle"),
             (trusting, "the-proxy-password", "tls", "see intake.client_certificate"),
-            (showing, "another-proxy-password", "proxy", f"the proxy {proxy.url} asks for"),
+            (showing, "another-proxy-password", "proxy", f"the proxy {proxy.url} requires"),
         ]
         shown = []
-        for settings, password, reason, way_out in refused:
+        for settings, password, reason, remedy in refused:
             settings = {**settings, "intake.proxy": proxy.url}
             result = shipper.backfill(file, settings=settings, env={"PROXY_PASSWORD": password})
-            assert (result.returncode, result.counts()) == (4, (30, 0, 0, 0, 30)), way_out
+            assert (result.returncode, result.counts()) == (4, (30, 0, 0, 0, 30)), remedy
             assert f'"reason":"{reason}"' in result.stderr
-            assert way_out in result.summary["message"]
+            assert remedy in result.summary["message"]
             assert origin.requests == []
             shown += [result.stdout, result.stderr]
         accepted = origin.accepted

@@ -1,4 +1,4 @@
-"""What other commands ask a running shipper for, over the control socket of its state directory."""
+"""Requests of other commands to a running shipper, over the control socket of its state directory."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from typing import Any
 
 import pytest
 
-from shipper.system.control import REQUEST_BYTES, connected
+from shipper.system.control import REQUEST_BYTES, connect
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import QUICK, Result, Running, Service, Shipper, changed, wait_until
 from tests.e2e.fake_service import HANG, FakeService, Reply
-from tests.e2e.files import told
+from tests.e2e.files import append, log_lines, wait_for_events
 from tests.e2e.operated import Admin, Manager, Start
 from tests.e2e.test_crash_points import SAVES
-from tests.e2e.test_follow import append, wait_for_events
 from tests.e2e.test_replay_and_purge import REFUSE_ALL, bytes_on_disk, letters, refuse
 
 LONG = {"delivery.retry_initial_seconds": 3600, "delivery.retry_max_seconds": 3600}
@@ -36,13 +35,13 @@ def retry(shipper: Shipper, **options: Any) -> Result:
 
 @contextmanager
 def client(shipper: Shipper) -> Iterator[socket.socket]:
-    with connected(shipper.state) as connection:
+    with connect(shipper.state) as connection:
         connection.settimeout(30)
         yield connection
 
 
 def answers(connection: socket.socket) -> list[dict[str, Any]]:
-    """Return all answers, once the other end is closed."""
+    """Return all answers up to the end of the connection."""
     with connection.makefile("rb") as lines, suppress(ConnectionError):
         return [json.loads(line) for line in lines]
     return []
@@ -54,7 +53,14 @@ def wait_for_socket(running: Running, shipper: Shipper) -> None:
             return True
         return False
 
-    running.wait_until(listens, "its control socket")
+    running.wait_until(listens, "the control socket")
+
+
+def listening(start: Start, shipper: Shipper, **options: Any) -> Running:
+    """Start a shipper and wait for its control socket."""
+    running = start(check=False, **options)
+    wait_for_socket(running, shipper)
+    return running
 
 
 # Retry --------------------------------------------------------------------------------------------------------------
@@ -65,7 +71,7 @@ def wait_for_socket(running: Running, shipper: Shipper) -> None:
     [Reply(403), Reply(401), Reply(429, headers={"Retry-After": "3600"})],
     ids=lambda reply: str(reply.status),
 )
-def test_a_retry_ends_a_pause_at_once_and_tells_what_came_of_it(
+def test_retry_ends_a_pause_at_once_and_reports_the_outcome(
     start: Start, folder: Path, shipper: Shipper, fake: FakeService, sample: Sample, reply: Reply
 ):
     shipper.target = fake.target
@@ -90,7 +96,7 @@ def test_a_retry_ends_a_pause_at_once_and_tells_what_came_of_it(
     assert running.stop().returncode == 0
 
 
-def test_a_retry_ends_a_backoff_of_an_hour(
+def test_retry_ends_a_backoff_of_an_hour(
     start: Start, folder: Path, shipper: Shipper, fake: FakeService, sample: Sample
 ):
     shipper.target = fake.target
@@ -103,7 +109,7 @@ def test_a_retry_ends_a_backoff_of_an_hour(
     assert running.stop().returncode == 0
 
 
-def test_a_retry_looks_again_at_input_that_is_held_back(
+def test_retry_rereads_input_that_is_held_back(
     start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample
 ):
     append(folder / "a.ndjson", [*[b"no record\n"] * 30, *sample.lines[:10]])
@@ -116,10 +122,10 @@ def test_a_retry_looks_again_at_input_that_is_held_back(
     assert running.stop().returncode == 0
 
 
-def test_a_retry_says_that_the_settings_have_changed_since_and_how_to_have_them_read(
+def test_retry_reports_that_the_settings_have_changed_and_how_to_reload_them(
     start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample
 ):
-    """A literal token that is refused, in a file that is corrected, and not read before it is asked for."""
+    """A refused literal token is corrected in the file, which is read only on request."""
     append(folder / "a.ndjson", sample.lines[:10])
     right, base = service.target.token, shipper.config.read_text()
     written = [base.replace('{ env = "INTAKE_TOKEN" }', f'"{token}"') for token in ("wrong", right)]
@@ -142,11 +148,11 @@ def test_a_retry_says_that_the_settings_have_changed_since_and_how_to_have_them_
     shipper.config.write_text(base.replace("INTAKE_TOKEN", "NOT_SET"))
     running.process.send_signal(signal.SIGHUP)
     running.wait_for("reload_refused")
-    assert "could not be read again" in retry(shipper).stderr
+    assert "could not be reloaded" in retry(shipper).stderr
     assert running.stop().returncode == 0
 
 
-def test_a_backfill_cannot_reload_and_is_to_be_run_again(
+def test_retry_says_that_a_backfill_cannot_reload_and_must_be_run_again(
     shipper: Shipper, fake: FakeService, file: Path, sample: Sample
 ):
     shipper.target = fake.target
@@ -159,44 +165,51 @@ def test_a_backfill_cannot_reload_and_is_to_be_run_again(
     assert "read it. For the new settings, run the same command again" in result.stderr
     fake.default = Reply()
     resumed = retry(shipper)
-    assert (resumed.returncode, "delivery has resumed" in resumed.stderr) == (0, True), "although it ends by that"
+    assert (resumed.returncode, "delivery has resumed" in resumed.stderr) == (0, True), (
+        "delivery resumes although the backfill then ends"
+    )
     assert running.finish().returncode == 0
 
 
-def test_without_a_shipper_a_retry_says_so(shipper: Shipper, service: Service):
+def test_retry_reports_that_no_shipper_is_running(shipper: Shipper, service: Service):
     for _ in ("nothing is there", "a state without a process"):
         result = retry(shipper)
         assert result.returncode == 2
-        assert f"no shipper runs on {shipper.state}" in result.stderr
+        assert f"no shipper is running on {shipper.state}" in result.stderr
         shipper.pipe(b"")
     group = retry(shipper, settings={"input.kafka": '{brokers=["127.0.0.1:9"],topics=["a"],group_id="g"}'})
     assert group.returncode == 2
     assert "input.kafka" in group.stderr
 
 
-def test_a_second_shipper_beside_a_running_one_is_told_what_to_do_instead(
+def test_a_second_shipper_on_the_same_state_directory_fails_with_advice(
     start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample
 ):
-    """A state directory of its own would ship what the first one ships once more."""
+    """With its own state directory, it would ship the same records again."""
     append(folder / "a.ndjson", sample.lines[:10])
     running = start()
     wait_for_events(running, service, sample.ids[:10])
     for arguments, words in (
         (
             ["backfill", folder / "a.ndjson"],
-            "matches. Put the files where that matches, or stop it first. Another state.directory is for",
+            "the files of its input.include. Move the files to where input.include matches them, or stop that shipper "
+            "first. Use another state.directory only for",
         ),
         (
             ["run"],
-            f"matches. For more files, extend that and reload it: kill -HUP {running.pid}; or stop it first. Another",
+            f"its input.include. To read more files, extend input.include and reload: kill -HUP {running.pid}; or stop "
+            "that shipper first.",
         ),
-        (["pipe"], "matches. Have the producer write to a file that this matches, or give the pipe a state.directory"),
+        (
+            ["pipe"],
+            "Have the producer write to a file that input.include matches, or use another state.directory",
+        ),
     ):
         result = shipper.run(*arguments, check=False)
         assert result.returncode == 5
         assert f"{shipper.state} is in use by another shipper (process {running.pid})" in result.stderr
         assert words in result.stderr
-    assert f"process {running.pid} holds it; a second shipper" in shipper.run("check", check=False).stdout
+    assert f"process {running.pid} uses it; a second shipper" in shipper.run("check", check=False).stdout
     assert running.stop().returncode == 0
     assert service.stored == 10
 
@@ -209,7 +222,7 @@ def assert_sums_up(counts: Mapping[str, Any]) -> None:
 
 
 def settled(shipper: Shipper) -> tuple[int, ...]:
-    """Return what is read, accepted, dead-lettered and a duplicate in the state, once it is sure that this sums up."""
+    """Return the counts of the state after checking that they add up."""
     state = shipper.read_state()
     assert state.read == state.accepted + state.dead_lettered + state.duplicates
     assert state.dead_lettered == len(state.dead_letters) + state.purged
@@ -217,7 +230,7 @@ def settled(shipper: Shipper) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_replay_beside_a_running_shipper_says_and_does_what_one_without_does(
+def test_replay_behaves_the_same_with_and_without_a_running_shipper(
     start: Start, shipper: Shipper, service: Service, sample: Sample, tmp_path: Path, form: str
 ):
     broken = [changed(sample.lines[20], BTag="?"), b"broken\n", b"x" * 3_000_000 + b"\n"]
@@ -226,9 +239,8 @@ def test_a_replay_beside_a_running_shipper_says_and_does_what_one_without_does(
     shutil.copytree(shipper.state, alone.state)
     expected = letters(alone, "replay", "--summary", form)
     service.reset()
-    running = start(settings=REFUSE_ALL, check=False)
-    wait_for_socket(running, shipper)
-    # The rules are those of the command, although the running process has others.
+    running = listening(start, shipper, settings=REFUSE_ALL)
+    # The command's rules apply, although the running process has others.
     result = letters(shipper, "replay", "--summary", form)
     assert (result.returncode, expected.returncode) == (3, 3)
     service.assert_holds_exactly(sample.ids[:20])
@@ -242,7 +254,7 @@ def test_a_replay_beside_a_running_shipper_says_and_does_what_one_without_does(
     assert begun == f"process {running.pid}, which is running, sends them"
     lines_alone = expected.stderr.replace(str(alone.state), str(shipper.state)).splitlines()
     words_alone = [line for line in lines_alone if not line.startswith("{")]
-    assert all(len(told(each, "record_refused")) == 2 for each in (expected, running)), "who sends them has the log"
+    assert all(len(log_lines(each, "record_refused")) == 2 for each in (expected, running)), "the sending process logs"
     lasted = re.compile(r"[0-9.]+ s, [0-9,]+ events/s")
     assert [lasted.sub("", line) for line in words] == [lasted.sub("", line) for line in words_alone]
     assert shipper.read_state() == alone.read_state()
@@ -253,10 +265,10 @@ def test_a_replay_beside_a_running_shipper_says_and_does_what_one_without_does(
     assert settled(shipper) == (23, 20, 3, 0)
 
 
-def test_systemd_is_told_of_the_dead_letters_that_are_kept_and_counts_none_that_was_replayed(
+def test_the_systemd_status_counts_the_dead_letters_that_are_kept_without_replayed_ones(
     start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample, tmp_path: Path
 ):
-    shipper.shortened["shipper.status.systemd._WORDS_INTERVAL_S"] = 0.05
+    shipper.shortened["shipper.status.systemd._STATUS_INTERVAL_S"] = 0.05
     manager = Manager(tmp_path / "notify")
     running = start(settings=REFUSE_ALL, env=manager.env)
 
@@ -274,7 +286,7 @@ def test_systemd_is_told_of_the_dead_letters_that_are_kept_and_counts_none_that_
     assert shipper.run("status").stdout.splitlines()[0].endswith(" is delivered")
 
 
-def test_input_goes_on_beside_a_replay_and_the_admin_address_too(
+def test_input_and_admin_address_keep_working_during_a_replay(
     start: Start, folder: Path, shipper: Shipper, fake: FakeService, sample: Sample
 ):
     refuse(shipper, sample.lines[:100])
@@ -283,25 +295,25 @@ def test_input_goes_on_beside_a_replay_and_the_admin_address_too(
     running = start(settings={"batch.max_events": 10, "delivery.concurrency": 2}, check=False)
     admin = Admin(running)
     replaying = shipper.start("dead-letters", "replay", "--summary", "json", check=False)
-    replaying.wait_until(lambda: fake.requests >= 4, "a batch of letters that hangs")
+    replaying.wait_until(lambda: fake.requests >= 4, "a hanging batch of letters")
     append(folder / "a.ndjson", sample.lines[100:130])
     running.wait_until(lambda: set(sample.ids[100:130]) <= set(fake.event_ids()), "the records of the input")
     assert not replaying.has_ended
     assert admin.get("/readyz").status_code == 200
-    assert letters(shipper, "replay", check=False).returncode == 5, "one at a time"
+    assert letters(shipper, "replay", check=False).returncode == 5, "one replay at a time"
     fake.release()
     result = replaying.finish()
     assert (result.returncode, result.counts()) == (0, (100, 100, 0, 0, 0))
-    assert sorted(fake.event_ids()) == sorted(sample.ids[:130]), "each once"
+    assert sorted(fake.event_ids()) == sorted(sample.ids[:130]), "each is sent once"
     running.wait_until(lambda: shipper.read_state().accepted == 130, "all saved")
     assert_sums_up(admin.status()["live"])
-    running.wait_until(lambda: admin.status()["live"]["read"] == 130, "letters are read as records are")
+    running.wait_until(lambda: admin.status()["live"]["read"] == 130, "letters count as read")
     assert running.stop().returncode == 0
     assert settled(shipper) == (130, 130, 0, 0)
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_a_replay_ends_with_the_one_who_asked_for_it_and_the_running_shipper_goes_on(
+def test_a_replay_ends_when_its_client_is_killed_and_the_shipper_keeps_running(
     start: Start, folder: Path, shipper: Shipper, fake: FakeService, sample: Sample, end: signal.Signals
 ):
     refuse(shipper, sample.lines[:100])
@@ -309,8 +321,7 @@ def test_a_replay_ends_with_the_one_who_asked_for_it_and_the_running_shipper_goe
     fake.plan(*[Reply()] * 3)
     fake.default = Reply(status=403)
     settings = {"batch.max_events": 10, "delivery.concurrency": 1, "delivery.retry_max_seconds": 0.5}
-    running = start(settings=settings, check=False)
-    wait_for_socket(running, shipper)
+    running = listening(start, shipper, settings=settings)
     replaying = shipper.start("dead-letters", "replay", "--summary", "json", check=False)
     replaying.wait_until(
         lambda: shipper.read_state().accepted == 30 and fake.requests > 4, "three batches, and a pause"
@@ -328,14 +339,14 @@ def test_a_replay_ends_with_the_one_who_asked_for_it_and_the_running_shipper_goe
     fake.default = Reply()
     append(folder / "a.ndjson", sample.lines[100:110])
     running.wait_until(lambda: set(sample.ids[100:110]) <= set(fake.event_ids()), "records of the input")
-    running.wait_until(lambda: letters(shipper, "replay", check=False).returncode == 0, "the rest, once it is let go")
+    running.wait_until(lambda: letters(shipper, "replay", check=False).returncode == 0, "the rest after the release")
     assert running.stop().returncode == 0
     assert set(fake.event_ids()) == set(sample.ids[:110])
     assert settled(shipper) == (110, 110, 0, 0)
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_a_replay_that_ends_with_the_running_shipper_goes_on_with_what_is_left(
+def test_the_next_replay_sends_what_is_left_after_the_shipper_was_stopped_during_a_replay(
     start: Start, folder: Path, shipper: Shipper, fake: FakeService, sample: Sample, end: signal.Signals
 ):
     refuse(shipper, sample.lines[:100])
@@ -343,29 +354,27 @@ def test_a_replay_that_ends_with_the_running_shipper_goes_on_with_what_is_left(
     fake.plan(*[Reply()] * 4)
     fake.default = HANG
     settings = {"batch.max_events": 10, "delivery.concurrency": 1, "delivery.drain_timeout_seconds": 0.5}
-    running = start(settings=settings, check=False)
-    wait_for_socket(running, shipper)
+    running = listening(start, shipper, settings=settings)
     replaying = shipper.start("dead-letters", "replay", "--summary", "json", check=False)
     replaying.wait_until(lambda: shipper.read_state().accepted == 40 and fake.requests == 5, "four batches saved")
     running.process.send_signal(end)
     ended, result = running.finish(), replaying.finish()
     assert result.returncode == 4
     if end == signal.SIGTERM:
-        assert ended.returncode == 4, "what hung is pending"
+        assert ended.returncode == 4, "the hanging batch is pending"
         assert result.summary
         assert result.counts()[1] == 40
         assert_sums_up(result.summary)
     else:
-        assert "the running shipper has ended before it could answer" in result.stderr
+        assert "the running shipper ended before it answered" in result.stderr
     assert len(shipper.read_state().dead_letters) == 60
     assert settled(shipper) == (100, 40, 60, 0)
     fake.release()
-    wait_until(lambda: len(fake.stored) == 5, "the one that ended has no request under way")
+    wait_until(lambda: len(fake.stored) == 5, "the stopped process has no request in flight")
 
     sent = fake.requests
     fake.default = Reply()
-    running = start(settings=settings, check=False)
-    wait_for_socket(running, shipper)
+    running = listening(start, shipper, settings=settings)
     again = letters(shipper, "replay", "--summary", "json")
     assert (again.returncode, again.counts()) == (0, (60, 60, 0, 0, 0))
     assert len(fake.event_ids(fake.bodies[sent:])) == 60
@@ -376,25 +385,23 @@ def test_a_replay_that_ends_with_the_running_shipper_goes_on_with_what_is_left(
 
 @pytest.mark.parametrize("passing", [1, 2])
 @pytest.mark.parametrize("point", SAVES)
-def test_a_crash_of_the_running_shipper_in_a_save_of_a_replay_loses_nothing_and_repeats_no_saved_letter(
+def test_a_crash_while_a_replay_is_saved_loses_nothing_and_repeats_no_saved_letter(
     start: Start, folder: Path, shipper: Shipper, fake: FakeService, sample: Sample, point: str, passing: int
 ):
     refuse(shipper, sample.lines[:40])
     shipper.target = fake.target
     settings = {"batch.max_events": 10, "delivery.concurrency": 1, "state.commit_interval_seconds": 0.001}
-    running = start(settings=settings, check=False, env={"SHIPPER_CRASH_AT": f"{point}:{passing}"})
-    wait_for_socket(running, shipper)
+    running = listening(start, shipper, settings=settings, env={"SHIPPER_CRASH_AT": f"{point}:{passing}"})
     result = letters(shipper, "replay", check=False)
     assert result.returncode == 4
-    assert running.finish().returncode == -signal.SIGKILL, "it did not come there"
+    assert running.finish().returncode == -signal.SIGKILL, "the crash point was not reached"
     before, sent = settled(shipper), set(fake.event_ids())
     assert before[:2] == (40, 40 - before[2])
     left = {letter.event_id for letter in shipper.read_state().dead_letters}
     assert set(sample.ids[:40]) - sent <= left, "lost"
     bodies = len(fake.bodies)
     append(folder / "a.ndjson", sample.lines[40:50])
-    running = start(settings=settings, check=False)
-    wait_for_socket(running, shipper)
+    running = listening(start, shipper, settings=settings)
     again = letters(shipper, "replay", "--summary", "json", check=False)
     assert again.counts() == (len(left), len(left), 0, 0, 0)
     running.wait_until(lambda: shipper.read_state().read == 50, "the input")
@@ -404,20 +411,19 @@ def test_a_crash_of_the_running_shipper_in_a_save_of_a_replay_loses_nothing_and_
 
 
 @pytest.mark.early
-def test_a_replay_of_which_nothing_is_settled_is_given_up_and_the_running_shipper_is_not(
+def test_replay_gives_up_if_nothing_settles_and_the_shipper_keeps_running(
     start: Start, folder: Path, shipper: Shipper, fake: FakeService, sample: Sample
 ):
     refuse(shipper, sample.lines[:10])
     shipper.target = fake.target
     fake.default = Reply(status=403)
-    running = start(settings={"delivery.give_up_after_seconds": 2}, check=False)
-    wait_for_socket(running, shipper)
+    running = listening(start, shipper, settings={"delivery.give_up_after_seconds": 1})
     append(folder / "a.ndjson", sample.lines[10:20])
     running.wait_for("delivery_paused")
     result = letters(shipper, "replay", "--summary", "json")
     assert (result.returncode, result.counts()[1:4]) == (4, (0, 0, 0))
     assert "it is paused (forbidden)" in result.stderr
-    assert "nothing of it was settled for 2 s" in result.stderr
+    assert "no letter was settled for 1 s" in result.stderr
     assert not running.has_ended
     fake.default = Reply()
     retry(shipper)
@@ -427,12 +433,11 @@ def test_a_replay_of_which_nothing_is_settled_is_given_up_and_the_running_shippe
     assert running.stop().returncode == 0
 
 
-def test_a_replay_beside_a_running_shipper_is_not_what_it_cannot_be(
+def test_replay_refuses_unsupported_options_while_a_shipper_is_running(
     start: Start, shipper: Shipper, service: Service, sample: Sample
 ):
     refuse(shipper, sample.lines[:10])
-    running = start(check=False)
-    wait_for_socket(running, shipper)
+    running = listening(start, shipper)
     slow = letters(shipper, "replay", "--rate", "1")
     assert (slow.returncode, "leave out --rate" in slow.stderr) == (2, True)
     other = letters(shipper, "replay", env={"SHIPPER__INTAKE__BASE_URL": "http://127.0.0.1:9"})
@@ -446,14 +451,13 @@ def test_a_replay_beside_a_running_shipper_is_not_what_it_cannot_be(
 # Purge --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_consumer_is_erased_beside_a_running_shipper_which_goes_on(
+def test_a_consumer_is_erased_while_a_shipper_keeps_running(
     start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample
 ):
     canary = {"ConsumerID": 777000777, "Username": "canary_bird"}
     unreadable = b'{"Username":"canary_bird", 777000777\n'
     refuse(shipper, [changed(sample.lines[0], **canary), *sample.lines[1:20], unreadable])
-    running = start(check=False)
-    wait_for_socket(running, shipper)
+    running = listening(start, shipper)
     erase = ("purge", "--consumer-id", "0777000777")
     asked = letters(shipper, *erase)
     assert asked.returncode == 2
@@ -479,7 +483,7 @@ def test_a_consumer_is_erased_beside_a_running_shipper_which_goes_on(
     assert "canary" not in running.stderr
 
 
-def test_no_consumer_is_erased_from_a_spool_that_is_being_read(
+def test_erasing_a_consumer_is_refused_while_the_spool_is_read(
     start: Start, shipper: Shipper, fake: FakeService, sample: Sample
 ):
     shipper.target = fake.target
@@ -489,8 +493,7 @@ def test_no_consumer_is_erased_from_a_spool_that_is_being_read(
     running.stdin.flush()
     running.wait_until(lambda: fake.requests, "a request")
     running.kill()
-    running = start(check=False)
-    wait_for_socket(running, shipper)
+    running = listening(start, shipper)
     result = letters(shipper, "purge", "--consumer-id", "1", "--yes", check=False)
     assert result.returncode == 5
     assert f"process {running.pid}" in result.stderr
@@ -505,9 +508,7 @@ def test_no_consumer_is_erased_from_a_spool_that_is_being_read(
 # The socket ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_socket_is_its_owners_alone_goes_with_the_process_and_what_a_kill_leaves_is_taken_over(
-    shipper: Shipper, service: Service
-):
+def test_only_the_owner_can_use_the_socket_and_a_stale_socket_is_replaced(shipper: Shipper, service: Service):
     running = shipper.start("pipe", stdin=subprocess.PIPE)
     wait_for_socket(running, shipper)
     place = shipper.state / "control"
@@ -524,7 +525,7 @@ def test_the_socket_is_its_owners_alone_goes_with_the_process_and_what_a_kill_le
     assert not place.exists()
 
 
-def test_a_state_directory_with_a_long_path_has_a_socket_too(shipper: Shipper, service: Service):
+def test_a_state_directory_with_a_long_path_has_a_control_socket(shipper: Shipper, service: Service):
     shipper.state = shipper.folder / ("long" * 30) / ("longer" * 30)
     settings = {"state.directory": str(shipper.state)}
     running = shipper.start("pipe", stdin=subprocess.PIPE, settings=settings)
@@ -534,7 +535,7 @@ def test_a_state_directory_with_a_long_path_has_a_socket_too(shipper: Shipper, s
     assert running.finish().returncode == 0
 
 
-def test_where_there_can_be_no_socket_it_ships_all_the_same_and_warns_once(
+def test_without_a_control_socket_shipping_works_and_one_warning_is_logged(
     shipper: Shipper, service: Service, sample: Sample
 ):
     (shipper.state / "control").mkdir(parents=True)
@@ -550,20 +551,20 @@ def test_where_there_can_be_no_socket_it_ships_all_the_same_and_warns_once(
     assert ended.stderr.count("control_unavailable") == 1
 
 
-# Clients that mean harm ---------------------------------------------------------------------------------------------
+# Hostile clients ----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_request_is_refused_in_words(shipper: Shipper, service: Service):
+def test_an_invalid_control_request_is_refused_with_a_message(shipper: Shipper, service: Service):
     running = shipper.start("pipe", stdin=subprocess.PIPE)
     wait_for_socket(running, shipper)
     for sent, words in {
-        b"\n": "no request",
-        b"rubbish\n": "no request",
-        b"[" * 50_000 + b"\n": "no request",
-        b"\xff\xfe" * 100 + b"\n": "no request",
-        b'{"protocol":1,"version":"0","command":7}\n': "no request",
-        b'{"protocol":1,"version":"0","command":"erase everything"}\n': "cannot do that",
-        b'{"protocol":99,"version":"9.9","command":"retry"}\n': "this is 9.9, which cannot talk to it",
+        b"\n": "invalid request",
+        b"rubbish\n": "invalid request",
+        b"[" * 50_000 + b"\n": "invalid request",
+        b"\xff\xfe" * 100 + b"\n": "invalid request",
+        b'{"protocol":1,"version":"0","command":7}\n': "invalid request",
+        b'{"protocol":1,"version":"0","command":"erase everything"}\n': "lacks this command",
+        b'{"protocol":99,"version":"9.9","command":"retry"}\n': "this is 9.9, which uses another protocol",
         b"x" * REQUEST_BYTES: "too long",
     }.items():
         with client(shipper) as connection:
@@ -574,7 +575,7 @@ def test_what_is_no_request_is_refused_in_words(shipper: Shipper, service: Servi
     assert running.finish().returncode == 0
 
 
-def test_a_crowd_that_asks_for_nothing_costs_a_running_shipper_nothing(
+def test_many_idle_control_connections_do_not_disturb_a_running_shipper(
     start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample
 ):
     append(folder / "a.ndjson", sample.lines[:10])
@@ -589,13 +590,15 @@ def test_a_crowd_that_asks_for_nothing_costs_a_running_shipper_nothing(
         append(folder / "a.ndjson", sample.lines[10:20])
         wait_for_events(running, service, sample.ids[:20])
         assert admin.get("/healthz").status_code == 200
-        assert len(os.listdir(f"/proc/{running.pid}/fd")) < 100, "it keeps them all"
-    running.wait_until(lambda: retry(shipper).returncode == 0, "room for one that means it")
+        assert len(os.listdir(f"/proc/{running.pid}/fd")) < 100, "it keeps all connections"
+    running.wait_until(lambda: retry(shipper).returncode == 0, "a free place for a real client")
     assert "Traceback" not in running.stderr
     assert running.stop(limit_s=10).returncode == 0
 
 
-def test_one_who_never_ends_his_request_is_cut_off_and_holds_up_no_end(shipper: Shipper, service: Service):
+def test_a_client_with_an_unfinished_request_is_disconnected_and_does_not_delay_shutdown(
+    shipper: Shipper, service: Service
+):
     shipper.shortened |= {"shipper.pipeline.control._REQUEST_LIMIT_S": 0.3}
     running = shipper.start("pipe", stdin=subprocess.PIPE)
     wait_for_socket(running, shipper)

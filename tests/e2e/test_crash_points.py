@@ -1,8 +1,8 @@
 """
-A crash at each place where the order of two writes matters, at its first and at later passings: nothing is lost, and
-nothing that was saved is sent again.
+A crash at each point where the order of two writes matters, at the first and at later passes: nothing is lost, and
+nothing saved is sent again.
 
-`SHIPPER_CRASH_AT=name:n` ends the process by SIGKILL to itself when it comes to a place for the n-th time.
+With `SHIPPER_CRASH_AT=name:n` the process kills itself with SIGKILL when it reaches a point for the n-th time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.e2e.surroundings import Lockstep, spooled
 
 BATCH = 10
 SEGMENT_BYTES = 4000
-# One batch after the other, and a commit as soon as there is something to save.
+# One batch at a time, and a commit as soon as there is something to save.
 SETTINGS = {
     "batch.max_events": BATCH,
     "batch.linger_seconds": 0.02,
@@ -31,14 +31,14 @@ SETTINGS = {
     "delivery.concurrency": 1,
     "state.commit_interval_seconds": 0.001,
     "spool.segment_bytes": SEGMENT_BYTES,
-    "spool.fsync": "never",  # the kernel has what a killed process wrote, and all is spooled before much is settled
+    "spool.fsync": "never",  # a kill loses no written data, and all is spooled before much is settled
     "input.poll_interval_seconds": 0.05,
     "input.rotate_wait_seconds": 0.1,
 }
 BAD = b'{"bad": true}\n'
 SAVES = ("save.begin", "save.commit", "save.done")
 SPOOL = ("spool.append", "spool.appended", "spool.delete", "spool.deleted")
-BROKERS = ("save.written",)  # with a broker, see kafka/test_kills.py
+BROKERS = ("save.written",)  # these need a broker, see kafka/test_kills.py
 COMPLETION = ("complete.delete", "complete.taken", "complete.done")
 
 
@@ -47,17 +47,17 @@ def test_every_crash_point_is_tried():
 
 
 def crash(shipper: Shipper, point: str, passing: int, *arguments: str | Path, **options: object) -> State:
-    """Run into a crash, and give what is saved; fails if it ended in another way or did not come there."""
+    """Run until the crash and return the saved state; fail if the process ends in another way."""
     at = f"{point}:{passing}" if passing > 1 else point
     settings = {**SETTINGS, **options.pop("settings", {})}  # type: ignore[dict-item]
     running = shipper.start(*arguments, settings=settings, env={"SHIPPER_CRASH_AT": at}, **options)
     result = running.finish()
-    assert result.returncode == -signal.SIGKILL, f"it did not come to {at}: {result}"
+    assert result.returncode == -signal.SIGKILL, f"{at} was not reached: {result}"
     return shipper.read_state()
 
 
-def known_streams(shipper: Shipper, kind: str) -> dict[int, tuple[Path, int]]:
-    """By id: path and checkpoint."""
+def read_file_streams(shipper: Shipper, kind: str) -> dict[int, tuple[Path, int]]:
+    """Return path and checkpoint of each stream by id."""
     return {
         stream_id: (Path(path), checkpoint)
         for stream_id, found, path, checkpoint in shipper.read_state().checkpoints
@@ -67,14 +67,14 @@ def known_streams(shipper: Shipper, kind: str) -> dict[int, tuple[Path, int]]:
 
 @pytest.fixture
 def lockstep(shipper: Shipper) -> Iterator[Lockstep]:
-    """What the shipper ships to."""
+    """The service that the shipper ships to."""
     with Lockstep(shipper) as lockstep:
         shipper.target = lockstep.target
         yield lockstep
 
 
 class Account:
-    """What has to be there in the end, and how much may have been sent twice on the way."""
+    """Tracks which events must arrive, and how many may be sent twice."""
 
     def __init__(self, shipper: Shipper, lockstep: Lockstep) -> None:
         self._lockstep = lockstep
@@ -84,25 +84,25 @@ class Account:
 
     def note_crash(self, state: State) -> int:
         """
-        Compare what arrived since the last look with what was saved.
+        Compare the events received since the last call with the saved ones.
 
         Returns:
-            How many events the service has that the state store does not know of; they will come again.
+            The number of received but unsaved events; they will be sent again.
         """
-        self._lockstep.begin()  # from here on, nothing of the one that was killed is taken any more
+        self._lockstep.begin()  # ignore late requests of the killed process
         received = len(self._lockstep.event_ids())
         unsaved = (received - self._received) - (state.accepted - self._accepted)
-        assert unsaved >= 0, "a checkpoint has passed an event that the service does not have"
+        assert unsaved >= 0, "a checkpoint passed an event that the service does not have"
         assert unsaved <= BATCH, "more than one batch was not saved"
         self._unsaved += unsaved
         self._received, self._accepted = received, state.accepted
         return unsaved
 
     def assert_holds_exactly(self, ids: Iterable[str]) -> None:
-        """None lost, none invented, and none sent again but what had not been saved."""
+        """Assert that exactly these events are stored, and that only unsaved ones were sent again."""
         ids, times = set(ids), Counter(self._lockstep.event_ids())
         assert times.keys() == ids, f"{len(ids - times.keys())} lost, {len(times.keys() - ids)} invented"
-        assert times.total() - len(ids) == self._unsaved, "not what had not been saved was sent again"
+        assert times.total() - len(ids) == self._unsaved, "the events sent again are not the unsaved ones"
 
 
 def follow(shipper: Shipper, file: Path) -> list[str]:
@@ -122,10 +122,10 @@ def stop_when_saved(shipper: Shipper, running: Running, read: int) -> Result:
     [("backfill", (1,)), ("run", (3,)), ("pipe", (2,))],
     ids=["backfill", "run", "pipe"],
 )
-def test_a_crash_about_a_save_loses_nothing_and_repeats_only_what_was_not_saved(
+def test_a_crash_during_a_save_loses_nothing_and_repeats_only_unsaved_records(
     shipper: Shipper, lockstep: Lockstep, sample: Sample, command: str, passings: tuple[int, ...]
 ):
-    """Crashes one after the other, each of another process; with a dead letter in every batch."""
+    """Several processes crash in turn; every batch has a dead letter."""
     lines = [line for number in range(120) for line in ([BAD] * (number % BATCH == 0) + [sample.lines[number]])]
     ids, letters = sample.ids[:120], 12
     file = shipper.folder / "events.ndjson"
@@ -144,18 +144,18 @@ def test_a_crash_about_a_save_loses_nothing_and_repeats_only_what_was_not_saved(
                 assert state.read > before.read, f"nothing was saved before {point}:{passing}"
             if point != "save.done" and command != "run":
                 assert unsaved or state.dead_lettered < letters, f"{point}:{passing}: there was nothing to save"
-            assert state.read < len(lines), "all was done: the case was not exercised"
+            assert state.read < len(lines), "everything was settled: the case did not occur"
             before = state
         if command == "pipe":
             assert spooled(shipper)
-            assert stdin.read() == b"", "all of it was in the spool at the first crash"
+            assert stdin.read() == b"", "everything must be in the spool at the first crash"
     if command == "run":
         result = stop_when_saved(shipper, shipper.start(*arguments, settings=SETTINGS), len(lines))
         assert result.returncode == 0
     else:
         result = shipper.run(*arguments, "--summary", "json", settings=SETTINGS)
         assert (result.returncode, result.counts()[4]) == (3 if before.dead_lettered < letters else 0, 0)
-        assert result.counts()[0] == len(lines) - before.read, "it went on where it was saved"
+        assert result.counts()[0] == len(lines) - before.read, "it did not resume at the saved position"
     account.assert_holds_exactly(ids)
     state = shipper.read_state()
     assert (state.read, state.accepted, state.dead_lettered, state.duplicates) == (132, 120, 12, 0)
@@ -168,26 +168,26 @@ def test_a_crash_about_a_save_loses_nothing_and_repeats_only_what_was_not_saved(
 
 
 def _nothing_appended(shipper: Shipper, passing: int) -> None:
-    """The segment is there, and what was to be written into it is not."""
+    """The segment exists, but the data is not written."""
     assert spooled(shipper)[-1][1] == b""
 
 
 def _appended(shipper: Shipper, passing: int) -> None:
-    """All that was taken from the input is there."""
+    """Everything read from the input is spooled."""
     assert len(spooled(shipper)) >= passing
     assert spooled(shipper)[-1][1].endswith(b"\n")
 
 
 def _settled_and_there(shipper: Shipper, passing: int) -> None:
-    """A segment is there of which everything is saved as settled."""
+    """A completely settled segment still exists."""
     sizes = {path: len(content) for path, content in spooled(shipper)}
-    streams = known_streams(shipper, "spool").values()
+    streams = read_file_streams(shipper, "spool").values()
     assert any(sizes.get(path) == checkpoint for path, checkpoint in streams)
 
 
 def _deleted_and_known(shipper: Shipper, passing: int) -> None:
-    """The segment is gone, and its stream is not forgotten."""
-    assert any(not path.exists() for path, _ in known_streams(shipper, "spool").values())
+    """The segment is deleted, but its stream is still known."""
+    assert any(not path.exists() for path, _ in read_file_streams(shipper, "spool").values())
 
 
 EVIDENCE: dict[str, Callable[[Shipper, int], None]] = {
@@ -199,10 +199,10 @@ EVIDENCE: dict[str, Callable[[Shipper, int], None]] = {
 
 
 @pytest.mark.parametrize("points", [SPOOL[:2], SPOOL[2:]], ids=["append", "delete"])
-def test_a_crash_about_a_segment_loses_nothing_that_was_spooled(
+def test_a_crash_during_a_segment_operation_loses_no_spooled_record(
     shipper: Shipper, lockstep: Lockstep, sample: Sample, points: tuple[str, ...]
 ):
-    """Each process finds what those before it left, and has an input of its own."""
+    """Each process finds the leftovers of earlier ones and has its own input."""
     account = Account(shipper, lockstep)
     held: set[str] = set()
     for number, (passing, point) in enumerate(product((1, 3), points), 1):
@@ -216,7 +216,7 @@ def test_a_crash_about_a_segment_loses_nothing_that_was_spooled(
         held |= {each for _, content in spooled(shipper) for each in event_ids(content.splitlines())}
         held |= set(lockstep.event_ids())
         if point in {"spool.append", "spool.appended"}:
-            # What a process has read and not yet written is lost with it; of what it had written, nothing is.
+            # A process loses only data that it has read but not yet written.
             kept = own[: len(held - before)]
             assert held - before == set(event_ids(kept)), f"{point}:{passing}: not the first lines of its input"
             segments = passing - (point == "spool.append")
@@ -226,18 +226,18 @@ def test_a_crash_about_a_segment_loses_nothing_that_was_spooled(
     held |= set(sample.ids[:60])
     account.assert_holds_exactly(held)
     if "spool.delete" in points:
-        assert held == set(sample.ids[:300]), "all inputs had been spooled before anything was settled"
+        assert held == set(sample.ids[:300]), "everything was spooled before anything was settled"
     state = shipper.read_state()
     assert (state.read, state.accepted) == (len(held), len(held))
-    assert state.dead_letters == (), "segments end with whole lines"
+    assert state.dead_letters == (), "a segment ends within a line"
     assert spooled(shipper) == []
-    assert known_streams(shipper, "spool") == {}, "what is deleted is forgotten"
+    assert read_file_streams(shipper, "spool") == {}, "a deleted segment is still known"
 
 
-def test_a_crash_of_another_command_about_a_segment_that_was_left_over_loses_nothing(
+def test_a_crash_of_another_command_on_a_leftover_segment_loses_nothing(
     shipper: Shipper, lockstep: Lockstep, sample: Sample
 ):
-    """Of a run, and then of a backfill; each of them has a file of its own."""
+    """First a run, then a backfill; each has its own file."""
     data = shipper.folder / "input.ndjson"
     data.write_bytes(b"".join(sample.lines[:60]))
     account = Account(shipper, lockstep)
@@ -259,10 +259,10 @@ def test_a_crash_of_another_command_about_a_segment_that_was_left_over_loses_not
     state = shipper.read_state()
     assert (state.read, state.accepted, state.dead_letters) == (100, 100, ())
     assert spooled(shipper) == []
-    assert known_streams(shipper, "spool") == {}
+    assert read_file_streams(shipper, "spool") == {}
 
 
-# Files that are done with -----------------------------------------------------------------------------------------
+# Completed files --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_a_crash_of_another_command_about_a_segment_that_was_left_over_loses_not
     [("backfill", "delete", (3,)), ("backfill", "move", (2,)), ("run", "delete", (1,))],
     ids=["backfill-delete", "backfill-move", "run-delete"],
 )
-def test_a_crash_about_the_putting_away_of_a_file_loses_nothing(
+def test_a_crash_while_a_completed_file_is_moved_or_deleted_loses_nothing(
     shipper: Shipper,
     lockstep: Lockstep,
     sample: Sample,
@@ -278,7 +278,7 @@ def test_a_crash_about_the_putting_away_of_a_file_loses_nothing(
     action: str,
     passings: tuple[int, ...],
 ):
-    """A file goes only when everything in it is saved, and one that was to go when it crashed goes later."""
+    """A file is moved or deleted only when all of it is saved, and after a crash by the next process."""
     folder, done = shipper.folder / "logs", shipper.folder / "done"
     folder.mkdir()
     crashes = list(product(passings, COMPLETION))
@@ -293,7 +293,7 @@ def test_a_crash_about_the_putting_away_of_a_file_loses_nothing(
     current = folder / "app.ndjson"
     arguments = ["backfill", folder]
     if command == "run":
-        # They are rotated while it knows them under the name of a file that is written.
+        # The files are rotated while they are known under the name of the current file.
         _rotate_under(shipper, sample, current, files)
         wanted = [*wanted, sample.ids[500]]
         arguments = follow(shipper, current)
@@ -303,17 +303,17 @@ def test_a_crash_about_the_putting_away_of_a_file_loses_nothing(
         state = crash(shipper, point, passing, *arguments, settings=settings)
         account.note_crash(state)
         gone += passing - (point != "complete.done")
-        taken = int(point == "complete.taken")  # its name is a private one, until the next start
+        taken = int(point == "complete.taken")  # it has a private name until the next start
         assert sum(file.exists() for file in files) == count - gone - taken, f"{point}:{passing}"
         assert len(list(folder.glob(".*"))) == taken
-        assert state.accepted >= 10 * gone, "a file is gone that is not settled"
+        assert state.accepted >= 10 * gone, "a file that is not settled is gone"
         if action == "move":
             assert len(list(done.glob("*"))) == gone
     if command == "run":
         running = shipper.start(*arguments, settings=settings)
-        running.wait_until(lambda: not any(file.exists() for file in files), "all are put away")
+        running.wait_until(lambda: not any(file.exists() for file in files), "all files are moved or deleted")
         assert stop_when_saved(shipper, running, len(wanted)).returncode == 0
-        assert current.exists(), "the one that is written stays"
+        assert current.exists(), "the current file stays"
     else:
         assert shipper.backfill(folder, settings=settings).returncode == 0
         assert list(folder.iterdir()) == []
@@ -324,14 +324,16 @@ def test_a_crash_about_the_putting_away_of_a_file_loses_nothing(
 
 
 def _rotate_under(shipper: Shipper, sample: Sample, current: Path, files: list[Path]) -> None:
-    """Let a run see each of these files as the one that is written first, and then under its own name."""
+    """Make a run see each of these files first as the current file and then under its rotated name."""
     aside = [file.rename(shipper.folder / f"aside.{number}") for number, file in enumerate(files)]
     running = shipper.start(*follow(shipper, current), settings=SETTINGS)
     for count, (source, file) in enumerate(zip(aside, files, strict=True), 1):
         source.rename(current)
-        running.wait_until(lambda count=count: shipper.read_state().accepted == count * 10, "it is read and saved")
+        running.wait_until(
+            lambda count=count: shipper.read_state().accepted == count * 10, "the file is read and saved"
+        )
         current.rename(file)
     current.write_bytes(sample.lines[500])
-    running.wait_until(lambda: shipper.read_state().accepted == 10 * len(files) + 1, "the new one is read")
+    running.wait_until(lambda: shipper.read_state().accepted == 10 * len(files) + 1, "the new file is read")
     assert running.stop().returncode == 0
-    assert len(known_streams(shipper, "file")) == len(files) + 1
+    assert len(read_file_streams(shipper, "file")) == len(files) + 1

@@ -1,4 +1,4 @@
-"""Tokens and keys: they expire, are replaced and refused while the command runs, and are never shown."""
+"""Tokens and keys expire, are replaced and refused while the command runs, and are never shown."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from shipper.sandbox.options import CallLimit
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper, Target, changed, sandbox
 from tests.e2e.fake_service import OK, FakeService, Reply
-from tests.e2e.files import told
-from tests.stage.servers import Origin, Proxy
+from tests.e2e.files import log_lines
+from tests.servers import Origin, Proxy
 
-# Probes come soon, but not so often that an endpoint's patience ends.
+# Frequent probes, but not so frequent that an endpoint throttles them.
 QUICK = {"delivery.retry_initial_seconds": 0.1, "delivery.retry_max_seconds": 0.3}
 MANY_CALLS = CallLimit(100_000, 60)
 
 
 def replace(path: Path, secret: str) -> Path:
-    """Put a secret into a file at one stroke, as agents do that keep secrets fresh."""
+    """Replace a secret file atomically, as agents that rotate secrets do."""
     new = path.with_name(f".{path.name}.new")
     new.write_text(secret + "\n")
     new.chmod(0o600)
@@ -42,7 +42,7 @@ def write(path: Path, lines: list[bytes]) -> Path:
 
 
 def use_oauth2(shipper: Shipper, access: Mapping[str, Any], **changes: str) -> None:
-    """Have the configuration get tokens from an endpoint; a value in `changes` is TOML."""
+    """Configure a token endpoint; a value in `changes` is TOML."""
     secret = replace(shipper.folder / "client-secret", access["client_secret"])
     entries = {
         "token_url": f'"{access["token_url"]}"',
@@ -59,7 +59,7 @@ def use_oauth2(shipper: Shipper, access: Mapping[str, Any], **changes: str) -> N
 
 
 class Sidecar:
-    """`shipper run` on one file that is written bit by bit."""
+    """`shipper run` on one file that is written in steps."""
 
     def __init__(self, shipper: Shipper, sample: Sample, *arguments: str, **settings: object) -> None:
         self._file = shipper.folder / "events.ndjson"
@@ -83,7 +83,7 @@ class Sidecar:
 
     @property
     def ids(self) -> list[str]:
-        """Of what was written."""
+        """The EventIds written so far."""
         return self._sample.ids[: self._written]
 
     def write(self, count: int = 10) -> None:
@@ -92,7 +92,7 @@ class Sidecar:
         self._written += count
 
     def deliver(self, service: Service | FakeService, count: int = 10) -> None:
-        """Write some lines and wait until all that was written is delivered."""
+        """Write lines and wait until all lines written are delivered."""
         self.write(count)
         self.wait(service)
 
@@ -100,7 +100,7 @@ class Sidecar:
         self.running.wait_until(lambda: set(self.ids) <= set(service.event_ids()), "all is delivered")
 
     def stop(self) -> None:
-        """Stop; nothing is pending, and nothing is a dead letter."""
+        """Stop; assert that nothing is pending or dead-lettered."""
         assert self.running.stop().returncode == 0
 
 
@@ -112,14 +112,14 @@ def assert_no_loss(shipper: Shipper, records: int) -> None:
 # Tokens from an endpoint ----------------------------------------------------------------------------------------------
 
 LIFETIME_S = 3
-REFRESH_S = 2.25  # a quarter of such a life is kept in reserve
+REFRESH_S = 2.25  # a quarter of the lifetime is kept in reserve
 
 
 @pytest.mark.long
-def test_tokens_that_live_three_seconds_are_renewed_in_time_under_load(
+def test_tokens_with_a_lifetime_of_three_seconds_are_renewed_in_time_under_load(
     shipper: Shipper, sample: Sample, tmp_path: Path
 ):
-    """Two at a time, one for each grant; a token of the sandbox may live up to a second less than it says."""
+    """Two at a time, one for each grant; a sandbox token may expire up to a second earlier than announced."""
     records, rate = 2_000, 250
     with sandbox(token_lifetime_seconds=LIFETIME_S, token_limit=MANY_CALLS) as service:
         access = service.access()
@@ -153,15 +153,15 @@ def test_tokens_that_live_three_seconds_are_renewed_in_time_under_load(
     assert {token["status"] for token in tokens} == {200}
     assert seconds > 2 * LIFETIME_S
     assert 2 * (seconds // LIFETIME_S) <= len(tokens) <= 2 * (seconds / REFRESH_S + 2) + len(refused)
-    assert len(refused) <= 4 * len(tokens), "at most the senders' requests of one moment"
+    assert len(refused) <= 4 * len(tokens), "at most one request per sender and token"
     assert sum(result.summary["retries"] for result in results) == len(refused)
 
 
 @pytest.mark.early
-def test_while_the_endpoint_is_away_a_token_is_used_to_its_end_and_then_delivery_waits(
+def test_a_token_is_used_until_it_expires_while_the_endpoint_is_down_and_then_delivery_pauses(
     shipper: Shipper, service: Service, fake: FakeService, sample: Sample
 ):
-    """The endpoint says that a token lives for six seconds; the service would take it for longer."""
+    """The endpoint announces a lifetime of six seconds; the service would accept the token for longer."""
     token = {"token_type": "Bearer", "expires_in": 6, "access_token": service.target.token}
     fake.default = granted = Reply(status=200, body=json.dumps(token).encode())
     use_oauth2(shipper, {**service.access(), "token_url": fake.target.base_url})
@@ -169,7 +169,7 @@ def test_while_the_endpoint_is_away_a_token_is_used_to_its_end_and_then_delivery
     sidecar.deliver(service)
     fake.default = Reply(status=503)
     sidecar.running.wait_for("token_refresh_failed")
-    failed = told(sidecar.running, "token_refresh_failed")[0]
+    failed = log_lines(sidecar.running, "token_refresh_failed")[0]
     assert (failed["reason"], failed["has_token"]) == ("token_endpoint", True)
     while "delivery_paused" not in sidecar.running.stderr:
         sidecar.write(1)
@@ -177,8 +177,8 @@ def test_while_the_endpoint_is_away_a_token_is_used_to_its_end_and_then_delivery
             lambda: service.stored == len(sidecar.ids) or "delivery_paused" in sidecar.running.stderr,
             "delivered or paused",
         )
-    assert service.stored > 10, "the token was not used to its end"
-    assert [line["reason"] for line in told(sidecar.running, "delivery_paused")] == ["token_endpoint"]
+    assert service.stored > 10, "the token was not used until it expired"
+    assert [line["reason"] for line in log_lines(sidecar.running, "delivery_paused")] == ["token_endpoint"]
     fake.default = granted
     sidecar.wait(service)
     sidecar.deliver(service)
@@ -189,10 +189,10 @@ def test_while_the_endpoint_is_away_a_token_is_used_to_its_end_and_then_delivery
     assert_no_loss(shipper, len(sidecar.ids))
 
 
-def test_without_a_token_delivery_waits_for_the_endpoint_and_for_the_right_client_secret(
+def test_delivery_waits_without_a_token_until_the_endpoint_works_and_the_client_secret_is_correct(
     shipper: Shipper, sample: Sample
 ):
-    """Whatever ails the endpoint; then a wrong secret is named, and its replacement taken without a restart."""
+    """For every fault of the endpoint; then a wrong secret is named, and its replacement used without a restart."""
     faults: list[dict[str, Any]] = [
         {"effect": "status", "status": 429, "retry_after": "1"},
         {"effect": "html"},
@@ -207,11 +207,13 @@ def test_without_a_token_delivery_waits_for_the_endpoint_and_for_the_right_clien
         sidecar.write()
         for fault in faults:
             service.set_faults({"operation": "token", **fault})
-            sidecar.running.wait_until(lambda: service.faults_applied()[0] > 2, f"it goes on asking: {fault}")
-        assert [line["reason"] for line in told(sidecar.running, "delivery_paused")] == ["token_endpoint"]
+            sidecar.running.wait_until(lambda: service.faults_applied()[0] > 2, f"it keeps asking: {fault}")
+        assert [line["reason"] for line in log_lines(sidecar.running, "delivery_paused")] == ["token_endpoint"]
         service.set_faults()
-        sidecar.running.wait_until(lambda: len(told(sidecar.running, "delivery_paused")) == 2, "the secret is refused")
-        paused = told(sidecar.running, "delivery_paused")[1]
+        sidecar.running.wait_until(
+            lambda: len(log_lines(sidecar.running, "delivery_paused")) == 2, "the secret is refused"
+        )
+        paused = log_lines(sidecar.running, "delivery_paused")[1]
         assert paused["reason"] == "token"
         assert "intake.oauth2.client_secret" in paused["message"]
         assert service.requests(operation="intake") == []
@@ -221,11 +223,11 @@ def test_without_a_token_delivery_waits_for_the_endpoint_and_for_the_right_clien
     assert_no_loss(shipper, 10)
 
 
-# Tokens that are replaced by others -----------------------------------------------------------------------------------
+# Replaced tokens -----------------------------------------------------------------------------------------------------
 
 
-class Doorkeeper:
-    """Has the service take one token only."""
+class TokenCheck:
+    """Makes the service accept only one token."""
 
     def __init__(self, fake: FakeService, token: str) -> None:
         self.token = token
@@ -241,29 +243,29 @@ class Doorkeeper:
         return self._fake.requests - len(self._fake.stored)
 
 
-def test_a_token_file_that_is_replaced_in_time_costs_no_refusal_and_too_late_pauses_delivery_until_then(
+def test_a_token_file_replaced_in_time_avoids_refusals_and_one_replaced_late_ends_a_pause(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
     shipper.target = fake.target
-    door = Doorkeeper(fake, "token-0")
+    check = TokenCheck(fake, "token-0")
     file = replace(shipper.folder / "token", "token-0")
     sidecar = Sidecar(shipper, sample, intake__token=f'{{ file = "{file}" }}')
     for number in range(1, 3):
         sidecar.deliver(fake)
-        fake.default = OK  # for a while, both are good
+        fake.default = OK  # for a while, both are valid
         replace(file, f"token-{number}")
         while fake.headers[-1]["Authorization"] != f"Bearer token-{number}":
             sidecar.deliver(fake, 1)
-        door = Doorkeeper(fake, f"token-{number}")
+        check = TokenCheck(fake, f"token-{number}")
     sidecar.deliver(fake)
-    assert door.refused == 0
+    assert check.refused == 0
 
-    door.token = "token-3"
+    check.token = "token-3"
     sidecar.write(100)
     sidecar.running.wait_for("delivery_paused")
-    assert [line["reason"] for line in told(sidecar.running, "delivery_paused")] == ["token"]
-    refused = door.refused
-    sidecar.running.wait_until(lambda: door.refused > refused + 3, "it goes on asking")
+    assert [line["reason"] for line in log_lines(sidecar.running, "delivery_paused")] == ["token"]
+    refused = check.refused
+    sidecar.running.wait_until(lambda: check.refused > refused + 3, "it keeps asking")
     replace(file, "token-3")
     sidecar.wait(fake)
     sidecar.stop()
@@ -271,9 +273,9 @@ def test_a_token_file_that_is_replaced_in_time_costs_no_refusal_and_too_late_pau
     assert len(fake.event_ids()) == len(sidecar.ids)
 
 
-def test_a_token_command_is_run_again_when_its_token_is_refused(shipper: Shipper, fake: FakeService, sample: Sample):
+def test_the_token_command_is_run_again_when_its_token_is_refused(shipper: Shipper, fake: FakeService, sample: Sample):
     shipper.target = fake.target
-    door = Doorkeeper(fake, "token-0")
+    check = TokenCheck(fake, "token-0")
     token, runs = shipper.folder / "token", shipper.folder / "runs"
     program = shipper.folder / "give-token"
     program.write_text(f"#!/bin/sh\necho run >> {runs}\ncat {token}\n")
@@ -281,25 +283,25 @@ def test_a_token_command_is_run_again_when_its_token_is_refused(shipper: Shipper
     sidecar = Sidecar(shipper, sample, intake__token=f'{{ command = ["{program}"] }}')
     sidecar.write()
     sidecar.running.wait_for("delivery_paused")
-    assert [line["reason"] for line in told(sidecar.running, "delivery_paused")] == ["credentials"]
+    assert [line["reason"] for line in log_lines(sidecar.running, "delivery_paused")] == ["credentials"]
     assert fake.requests == 0
     replace(token, "token-0")
     sidecar.wait(fake)
     before = len(runs.read_text().splitlines())
     for number in range(1, 4):
         replace(token, f"token-{number}")
-        door.token = f"token-{number}"
+        check.token = f"token-{number}"
         sidecar.deliver(fake, 50)
     sidecar.stop()
-    assert len(runs.read_text().splitlines()) == before + 3, "once for each token that was refused"
-    assert len(told(sidecar.running, "delivery_paused")) == 1
+    assert len(runs.read_text().splitlines()) == before + 3, "once for each refused token"
+    assert len(log_lines(sidecar.running, "delivery_paused")) == 1
     assert_no_loss(shipper, 160)
 
 
 # Subscription keys ----------------------------------------------------------------------------------------------------
 
 
-def test_keys_that_are_rotated_one_after_the_other_stop_nothing_and_both_at_once_until_one_file_is_written_anew(
+def test_rotating_one_key_stops_nothing_and_rotating_both_pauses_until_a_key_file_is_replaced(
     shipper: Shipper, sample: Sample
 ):
     with sandbox() as service:
@@ -318,20 +320,22 @@ def test_keys_that_are_rotated_one_after_the_other_stop_nothing_and_both_at_once
             new = service.rotate_key(file.name)
             sidecar.deliver(service, 50)
             replace(file, new)
-        assert told(sidecar.running, "delivery_paused") == []
-        assert len(told(sidecar.running, "key_switched")) == 3
+        assert log_lines(sidecar.running, "delivery_paused") == []
+        assert len(log_lines(sidecar.running, "key_switched")) == 3
         assert len(service.requests(status=401)) >= 3
 
         for times, mended in enumerate((primary, secondary), 1):
             keys = {file: service.rotate_key(file.name) for file in (primary, secondary)}
             sidecar.write(100)
-            sidecar.running.wait_until(lambda n=times: len(told(sidecar.running, "delivery_paused")) == n, "it pauses")
-            paused = told(sidecar.running, "delivery_paused")[-1]
+            sidecar.running.wait_until(
+                lambda n=times: len(log_lines(sidecar.running, "delivery_paused")) == n, "it pauses"
+            )
+            paused = log_lines(sidecar.running, "delivery_paused")[-1]
             assert paused["reason"] == "subscription_key"
             assert "intake.subscription_key" in paused["message"]
             refused = len(service.requests(status=401))
             sidecar.running.wait_until(
-                lambda refused=refused: len(service.requests(status=401)) > refused + 3, "it goes on asking"
+                lambda refused=refused: len(service.requests(status=401)) > refused + 3, "it keeps asking"
             )
             replace(mended, keys[mended])
             sidecar.wait(service)
@@ -364,14 +368,14 @@ OAUTH2 = (
 @dataclass(frozen=True)
 class Failures:
     """
-    Ways to fail, one after the other in one run.
+    A sequence of failures in one run.
 
     Attributes:
-        answers: What the log says of each, so that it was this failure; the status of the answer, and the field of it
-            that holds all that was sent. The last one is given until it gives up.
-        says: What else the log says.
-        address: Where the service is; as in `intake`, `$fake` and so on stand for addresses and folders.
-        intake: Its section, but for address and keys.
+        answers: For each failure: text expected in the log, status of the answer, and its field that quotes the
+            request. The last one repeats until the command gives up.
+        says: Other texts expected in the log.
+        address: Address of the service; here and in `intake`, `$fake` etc. stand for addresses and folders.
+        intake: Its section without address and keys.
     """
 
     answers: tuple[tuple[str, int, str], ...] = ()
@@ -399,8 +403,8 @@ FAILURES = {
     "oauth2": Failures(
         (
             ('"reason":"token_endpoint"', 500, "error"),
-            ("no header can carry", 200, "access_token"),
-            ("another type", 200, "token_type"),
+            ("not valid in a header", 200, "access_token"),
+            ("other than Bearer", 200, "token_type"),
             ('"reason":"token"', 400, "error_description"),
         ),
         intake=OAUTH2,
@@ -412,7 +416,7 @@ FAILURES = {
 
 
 def quoting(fake: FakeService, failures: Failures) -> Callable[[], Reply]:
-    """Answer with all that was sent, and more, as services do that are being debugged."""
+    """Quote the whole request and more in the answer, as services in debug mode do."""
     left = [*failures.answers]
 
     def reply() -> Reply:
@@ -433,7 +437,7 @@ def assert_shows_nothing(text: str) -> None:
 
 @pytest.fixture(scope="module")
 def tls() -> ssl.SSLContext:
-    """For a service whose certificate nobody knows."""
+    """For a service with an untrusted certificate."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     return context
@@ -441,7 +445,7 @@ def tls() -> ssl.SSLContext:
 
 @pytest.fixture
 def canaries(shipper: Shipper, sample: Sample) -> Path:
-    """Records, and a program that fails once, with much to hide."""
+    """Records with personal data, and a program that fails once and prints secrets."""
     program = shipper.folder / "complaining"
     program.write_text(
         f'#!/bin/sh\nif mkdir "$0.failed"; then env; env >&2; exit 7; fi\necho {SECRETS["INTAKE_TOKEN"]}\n'
@@ -452,7 +456,7 @@ def canaries(shipper: Shipper, sample: Sample) -> Path:
 
 @pytest.mark.early
 @pytest.mark.parametrize("failures", FAILURES.values(), ids=FAILURES)
-def test_no_failure_shows_a_secret_or_whom_a_record_is_about(
+def test_no_failure_reveals_a_secret_or_personal_data(
     shipper: Shipper, fake: FakeService, canaries: Path, tls: ssl.SSLContext, failures: Failures
 ):
     fake.default = quoting(fake, failures)
@@ -497,8 +501,10 @@ def test_the_settings_are_shown_without_secrets(shipper: Shipper):
         assert_shows_nothing(shown.stdout + shown.stderr)
 
 
-def test_a_defect_shows_where_it_is_and_nothing_that_it_held(shipper: Shipper, service: Service, canaries: Path):
-    """Something is broken in the middle of a request, whose record and secrets all frames hold."""
+def test_an_internal_error_is_logged_with_its_location_but_without_data(
+    shipper: Shipper, service: Service, canaries: Path
+):
+    """An error occurs during a request, when all frames hold its record and secrets."""
     site = shipper.folder / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(

@@ -1,4 +1,4 @@
-"""An EventId is counted once: across runs, restarts and kills, as far back as the dedupe window reaches."""
+"""An EventId is counted once across runs, restarts and kills, within the dedupe window."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def export(shipper: Shipper, name: str, lines: list[bytes]) -> Path:
 
 
 def counted(shipper: Shipper) -> tuple[int, int]:
-    """How many records the ledger counts as accepted and as duplicates."""
+    """Return the numbers of accepted records and duplicates in the ledger."""
     rows = read_ledger(shipper.state)
     return sum(row.accepted for row in rows), sum(row.duplicates for row in rows)
 
 
-def test_overlapping_exports_in_two_backfills_count_each_event_id_once(
+def test_two_backfills_of_overlapping_exports_count_each_event_id_once(
     shipper: Shipper, service: Service, sample: Sample
 ):
     first = shipper.backfill(export(shipper, "first.ndjson", sample.lines[:10]))
@@ -34,10 +34,12 @@ def test_overlapping_exports_in_two_backfills_count_each_event_id_once(
     assert (second.returncode, second.counts()) == (0, (8, 4, 0, 4, 0))
     assert counted(shipper) == (14, 4)
     service.assert_holds_exactly(sample.ids[:14])
-    assert service.counts()["duplicates"] == 0, "what is known was sent again"
+    assert service.counts()["duplicates"] == 0, "known events were sent again"
 
 
-def test_what_one_way_to_ship_got_accepted_another_one_knows(shipper: Shipper, service: Service, sample: Sample):
+def test_an_event_accepted_through_one_command_is_a_duplicate_in_another(
+    shipper: Shipper, service: Service, sample: Sample
+):
     assert shipper.pipe(b"".join(sample.lines[:300])).counts() == (300, 300, 0, 0, 0)
     path = export(shipper, "again.ndjson", sample.lines[:400])
     again = shipper.backfill(path)
@@ -48,36 +50,36 @@ def test_what_one_way_to_ship_got_accepted_another_one_knows(shipper: Shipper, s
     assert service.counts()["duplicates"] == 0
 
 
-def test_a_follower_that_is_started_again_knows_what_the_last_one_got_accepted(
-    shipper: Shipper, service: Service, sample: Sample
-):
+def test_a_restarted_run_knows_the_events_accepted_before(shipper: Shipper, service: Service, sample: Sample):
     settings = {**QUICK, "input.include": [str(shipper.folder / "*.ndjson")]}
     for number, lines in enumerate([sample.lines[:50], sample.lines[30:80]]):
         export(shipper, f"{number}.ndjson", lines)
         running = shipper.start("run", settings=settings)
-        running.wait_until(lambda: shipper.read_state().read == 50 * (number + 1), "all of it is settled", limit_s=60)  # noqa: B023
+        running.wait_until(lambda: shipper.read_state().read == 50 * (number + 1), "everything is settled", limit_s=60)  # noqa: B023
         assert running.stop().returncode == 0
     assert counted(shipper) == (80, 20)
     service.assert_holds_exactly(sample.ids[:80])
 
 
-def test_after_a_kill_what_was_not_committed_is_sent_again_and_counts_once(
+def test_uncommitted_records_are_sent_again_after_a_kill_and_counted_once(
     shipper: Shipper, service: Service, sample: Sample
 ):
     total = 4000
     export(shipper, "events.ndjson", sample.lines[:total])
     settings = {"batch.max_events": 50, "delivery.concurrency": 2, "state.commit_interval_seconds": 0.02}
+    service.set_faults({"effect": "delay", "seconds": 0.1})  # so that no run delivers everything before it is killed
     kills = 0
     for _ in range(4):
         before = service.received
         running = shipper.start("backfill", "events.ndjson", settings=settings)
-        running.wait_until(lambda: service.received > before + 300, "something is delivered", limit_s=60)  # noqa: B023
+        running.wait_until(lambda: service.received > before + 300, "some events are delivered", limit_s=60)  # noqa: B023
         running.kill()
         kills += shipper.read_state().read < total
-    assert kills == 4, "it had ended before it was killed"
+    assert kills == 4, "the run ended before it was killed"
+    service.set_faults()
     assert shipper.backfill("events.ndjson", settings=settings).returncode == 0
     state = shipper.read_state()
-    assert (state.read, state.accepted, state.duplicates) == (total, total, 0), "what was not committed is no duplicate"
+    assert (state.read, state.accepted, state.duplicates) == (total, total, 0), "uncommitted records are no duplicates"
     assert counted(shipper) == (total, 0)
     again = shipper.backfill(export(shipper, "again.ndjson", sample.lines[:total]), settings=settings)
     assert again.counts() == (total, 0, 0, total, 0)
@@ -85,9 +87,7 @@ def test_after_a_kill_what_was_not_committed_is_sent_again_and_counts_once(
     service.assert_holds_exactly(sample.ids[:total])
 
 
-def test_a_record_that_was_refused_is_sent_when_it_comes_again_in_another_run(
-    shipper: Shipper, fake: FakeService, sample: Sample
-):
+def test_a_refused_record_is_sent_when_a_later_run_reads_it_again(shipper: Shipper, fake: FakeService, sample: Sample):
     shipper.target = fake.target
     fake.default = lambda: Reply(status=422, body=b"no") if b"refuse this" in fake.bodies[-1] else Reply()
     bad = changed(sample.lines[0], Username="refuse this one")
@@ -95,10 +95,10 @@ def test_a_record_that_was_refused_is_sent_when_it_comes_again_in_another_run(
     assert shipper.pipe(bad + b"".join(sample.lines[1:10]), settings=one).counts() == (10, 9, 1, 0, 0)
     assert shipper.pipe(b"".join(sample.lines[:10]), settings=one).counts() == (10, 1, 0, 9, 0)
     assert counted(shipper) == (10, 9)
-    assert sorted(fake.event_ids()) == sorted(sample.ids[:10]), "the corrected one was not sent"
+    assert sorted(fake.event_ids()) == sorted(sample.ids[:10]), "the corrected record was not sent"
 
 
-def test_dead_letters_are_all_sent_again_and_count_once(shipper: Shipper, fake: FakeService, sample: Sample):
+def test_replay_sends_every_dead_letter_and_counts_each_once(shipper: Shipper, fake: FakeService, sample: Sample):
     shipper.target = fake.target
     bad = [changed(line, ConsumerState="XXX") for line in sample.lines[:3]]
     assert shipper.pipe(b"".join([*bad, *sample.lines[1:10]])).counts() == (12, 9, 3, 0, 0)
@@ -107,10 +107,12 @@ def test_dead_letters_are_all_sent_again_and_count_once(shipper: Shipper, fake: 
     )
     assert (replayed.returncode, replayed.counts()) == (0, (3, 3, 0, 0, 0))
     assert counted(shipper) == (10, 2), "two of them had been accepted before"
-    assert shipper.pipe(b"".join(sample.lines[:10])).counts() == (10, 0, 0, 10, 0), "a letter was not remembered"
+    assert shipper.pipe(b"".join(sample.lines[:10])).counts() == (10, 0, 0, 10, 0), (
+        "a replayed event was not remembered"
+    )
 
 
-def test_ids_that_are_no_uuid_are_known_in_the_next_run_and_an_empty_one_is_none(
+def test_ids_that_are_not_uuids_are_remembered_across_runs_and_an_empty_id_is_not(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
     shipper.target = fake.target
@@ -119,20 +121,20 @@ def test_ids_that_are_no_uuid_are_known_in_the_next_run_and_an_empty_one_is_none
     lines.append(sample.lines[5])
     assert shipper.pipe(b"".join(lines), settings=settings).counts() == (5, 5, 0, 0, 0)
     assert shipper.pipe(b"".join(lines), settings=settings).counts() == (5, 1, 0, 4, 0)
-    assert shipper.pipe(sample.lines[5]).counts() == (1, 0, 0, 1, 0), "not known by the strict rule"
+    assert shipper.pipe(sample.lines[5]).counts() == (1, 0, 0, 1, 0), "unknown to the strict rule"
 
 
-def test_without_a_window_nothing_is_remembered_and_what_was_is_forgotten(
+def test_without_a_window_no_id_is_remembered_and_earlier_ids_are_forgotten(
     shipper: Shipper, service: Service, sample: Sample
 ):
     data = b"".join(sample.lines[:10])
     assert shipper.pipe(data).counts() == (10, 10, 0, 0, 0)
     assert shipper.pipe(data, settings={"records.dedupe_window": 0}).counts() == (10, 10, 0, 0, 0)
-    assert shipper.pipe(data).counts() == (10, 10, 0, 0, 0), "it was remembered over a gap"
+    assert shipper.pipe(data).counts() == (10, 10, 0, 0, 0), "the id was remembered across a run without a window"
     assert len(list((shipper.state / "accepted_ids").iterdir())) == 1
 
 
-def test_the_window_keeps_at_least_as_many_as_it_is_told_and_hardly_more(
+def test_the_window_keeps_at_least_the_configured_number_of_ids_and_few_more(
     shipper: Shipper, service: Service, sample: Sample
 ):
     size = 5000
@@ -148,9 +150,7 @@ def test_the_window_keeps_at_least_as_many_as_it_is_told_and_hardly_more(
     assert shipper.pipe(b"".join(sample.lines[:100]), settings=settings).counts() == (100, 100, 0, 0, 0)
 
 
-def test_a_run_goes_on_without_files_of_ids_that_are_gone_or_something_else(
-    shipper: Shipper, service: Service, sample: Sample
-):
+def test_a_run_works_without_id_files_that_are_missing_or_invalid(shipper: Shipper, service: Service, sample: Sample):
     data = b"".join(sample.lines[:10])
     folder = shipper.state / "accepted_ids"
     for harm in (lambda path: path.write_bytes(b"x" * 35), lambda path: path.symlink_to("/dev/zero"), lambda _: None):
@@ -165,7 +165,7 @@ def test_a_run_goes_on_without_files_of_ids_that_are_gone_or_something_else(
             path.unlink()
 
 
-def test_while_there_is_no_room_for_ids_nothing_is_committed(shipper: Shipper, service: Service, sample: Sample):
+def test_nothing_is_committed_while_ids_cannot_be_written(shipper: Shipper, service: Service, sample: Sample):
     shipper.pipe(sample.lines[0])
     folder = shipper.state / "accepted_ids"
     for path in folder.iterdir():
@@ -181,7 +181,7 @@ def test_while_there_is_no_room_for_ids_nothing_is_committed(shipper: Shipper, s
     assert counted(shipper) == (10, 0)
 
 
-def test_status_says_how_far_back_the_window_reaches(shipper: Shipper, service: Service, sample: Sample):
+def test_status_reports_how_far_back_the_window_reaches(shipper: Shipper, service: Service, sample: Sample):
     shipper.pipe(b"".join(sample.lines[:10]))
     shipper.pipe(b"".join(sample.lines[5:20]))
     window = json.loads(shipper.run("status", "--json").stdout)["state"]["dedupe_window"]

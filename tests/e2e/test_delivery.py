@@ -1,4 +1,4 @@
-"""Delivery by the installed command, over real sockets: what a service refuses, limits, loses or asks to wait for."""
+"""Delivery by the installed command, over real sockets, to a service that refuses, limits, loses or delays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shipper.sandbox.options import CallLimit, Profile, Rejection, RetryAfter
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import DeadLetter, Running, Shipper, changed, sandbox
 from tests.e2e.fake_service import HANG, OK, STORE_AND_RESET, FakeService, Reply
-from tests.e2e.files import told
+from tests.e2e.files import log_lines
 
 QUICK = {"delivery.retry_initial_seconds": 0.02, "delivery.retry_max_seconds": 0.05}
 
@@ -34,7 +34,7 @@ def write(shipper: Shipper, lines: list[bytes], name: str = "events.ndjson") -> 
 
 
 def poison(line: bytes) -> bytes:
-    """Make a record of a country that only a strict sandbox knows to be none."""
+    """Return the record with a country that only a strict sandbox refuses."""
     return changed(line, ConsumerCountry="QQ")
 
 
@@ -53,7 +53,7 @@ def as_batch(lines: list[bytes]) -> tuple[bytes, list[bytes]]:
 
 
 def as_rows(lines: list[bytes]) -> tuple[bytes, list[bytes]]:
-    """A CSV export whose ids and countries have another spelling."""
+    """Return a CSV export with other spellings of ids and countries."""
     out = io.StringIO()
     for number, line in enumerate(lines):
         event = json.loads(line)
@@ -70,12 +70,12 @@ def as_rows(lines: list[bytes]) -> tuple[bytes, list[bytes]]:
 @dataclass(frozen=True)
 class Input:
     """
-    A file, or what comes through a pipe, some of whose records are refused.
+    A file or piped input with some refused records.
 
     Attributes:
-        data: Its content, once it is unpacked.
-        raws: The refused records as they stand in there, by their ids.
-        good: The ids of the others.
+        data: Its decompressed content.
+        raws: The bytes of the refused records by id.
+        good: The ids of the other records.
     """
 
     data: bytes
@@ -94,7 +94,7 @@ class Input:
 
 
 def assert_letters(letters: Iterable[DeadLetter], inputs: Mapping[str, Input], rejection: Rejection) -> None:
-    """Each refused record of these inputs, by the names of their files, is in one letter, and nothing else is."""
+    """Assert that each refused record of these inputs, keyed by file name, is in one letter, and nothing else."""
     found = {letter.event_id: letter for letter in letters}
     assert found.keys() == {event_id for each in inputs.values() for event_id in each.raws}
     for name, each in inputs.items():
@@ -103,18 +103,18 @@ def assert_letters(letters: Iterable[DeadLetter], inputs: Mapping[str, Input], r
             assert (letter.raw, letter.start_offset, letter.end_offset) == (raw, start, start + len(raw)), name
             assert (letter.rule, letter.delivery) == ("rejected", "rejected")
             if rejection is Rejection.WHOLE:
-                assert (letter.status, letter.message) == (400, "The batch was refused: an event of it is not valid.")
+                assert (letter.status, letter.message) == (400, "The batch was refused: it contains an invalid event.")
                 assert 2 <= letter.attempts <= 40
             else:
                 assert letter.status == 202
-                assert letter.message == "ConsumerCountry: must be a country of ISO 3166-1"
+                assert letter.message == "ConsumerCountry: must be an ISO 3166-1 country code"
 
 
 @pytest.mark.parametrize("rejection", list(Rejection), ids=lambda rejection: rejection.value)
-def test_exactly_the_records_that_the_service_refuses_are_dead_letters_whatever_the_form_of_the_input(
+def test_exactly_the_refused_records_become_dead_letters_in_every_input_format(
     shipper: Shipper, sample: Sample, rng: Random, rejection: Rejection
 ):
-    """If they are refused again, they stay, with what is said this time; once it takes them they are replayed."""
+    """Letters refused again in a replay are kept with the new message; accepted ones are deleted."""
     forms = {"lines": as_lines, "rows.csv": as_rows, "batch": as_batch, "lines.gz": as_lines, "pipe": as_lines}
     inputs = {
         name: Input.of(sample, number * RECORDS, rng, lay_out) for number, (name, lay_out) in enumerate(forms.items())
@@ -129,7 +129,7 @@ def test_exactly_the_records_that_the_service_refuses_are_dead_letters_whatever_
         result = shipper.pipe(inputs["pipe"].data, settings=settings)
         assert (result.returncode, result.counts()) == (3, (RECORDS, RECORDS - 6, 6, 0, 0))
         service.assert_holds_exactly(event_id for each in inputs.values() for event_id in each.good)
-        assert set(service.times_received().values()) == {1}, "nothing good was sent twice"
+        assert set(service.times_received().values()) == {1}, "a good record was sent twice"
     before = shipper.read_state().dead_letters
     assert_letters(before, inputs, rejection)
     if rejection is Rejection.PARTIAL:
@@ -152,7 +152,7 @@ def test_exactly_the_records_that_the_service_refuses_are_dead_letters_whatever_
     assert shipper.read_state().dead_letters == ()
 
 
-def test_what_stands_around_a_refused_record_is_no_part_of_it(shipper: Shipper, sample: Sample):
+def test_a_refused_record_is_kept_without_the_bytes_around_it(shipper: Shipper, sample: Sample):
     bad = [poison(line).rstrip() for line in sample.lines[:7]]
     pieces = [
         b"\xef\xbb\xbf" + bad[0] + b"\r\n",
@@ -178,7 +178,7 @@ def test_what_stands_around_a_refused_record_is_no_part_of_it(shipper: Shipper, 
         assert letter.raw == data[letter.start_offset : letter.end_offset]
 
 
-def test_refused_records_whose_ids_are_derived_are_found_again(shipper: Shipper, sample: Sample):
+def test_refused_records_with_derived_ids_are_located(shipper: Shipper, sample: Sample):
     lines = [changed(line, EventId=...) for line in sample.lines[:1000]]
     guilty = [0, 400, 401, 999]
     for index in guilty:
@@ -190,7 +190,9 @@ def test_refused_records_whose_ids_are_derived_are_found_again(shipper: Shipper,
     assert sorted(lines.index(letter.raw + b"\n") for letter in shipper.read_state().dead_letters) == guilty
 
 
-def test_a_refusal_of_what_may_have_been_taken_before_is_ambiguous(shipper: Shipper, fake: FakeService, sample: Sample):
+def test_a_refusal_of_a_record_that_may_have_been_stored_is_ambiguous(
+    shipper: Shipper, fake: FakeService, sample: Sample
+):
     shipper.target = fake.target
     fake.plan(STORE_AND_RESET, Reply(status=409, body=b'{"message":"EventId is known"}'))
     assert shipper.backfill(write(shipper, sample.lines[:1]), settings=QUICK).counts() == (1, 0, 1, 0, 0)
@@ -200,7 +202,7 @@ def test_a_refusal_of_what_may_have_been_taken_before_is_ambiguous(shipper: Ship
     assert letter.raw == sample.lines[0][:-1]
 
 
-def test_a_search_for_refused_records_that_is_killed_ends_with_each_of_them_in_one_letter(
+def test_each_refused_record_is_in_one_dead_letter_after_a_kill_during_the_search_for_them(
     shipper: Shipper, sample: Sample, rng: Random
 ):
     guilty = set(rng.sample(range(2000), 20))
@@ -212,7 +214,7 @@ def test_a_search_for_refused_records_that_is_killed_ends_with_each_of_them_in_o
         for _ in range(2):
             running = shipper.start("backfill", file, settings=settings)
             enough = service.counts()["requests"] + rng.randint(40, 90)  # of more than 200
-            running.wait_until(lambda enough=enough: service.counts()["requests"] >= enough, "it is in the middle")
+            running.wait_until(lambda enough=enough: service.counts()["requests"] >= enough, "the search is under way")
             running.kill()
         assert shipper.backfill(file, settings=settings).returncode == 3
         service.assert_holds_exactly(sample.ids[index] for index in range(2000) if index not in guilty)
@@ -224,10 +226,10 @@ def test_a_search_for_refused_records_that_is_killed_ends_with_each_of_them_in_o
 # Sizes ------------------------------------------------------------
 
 
-def test_a_service_that_takes_less_gets_everything_in_smaller_batches_but_what_is_too_large_alone(
+def test_batches_are_split_for_a_smaller_size_limit_and_only_an_oversized_record_is_dead_lettered(
     shipper: Shipper, sample: Sample
 ):
-    """That is a dead letter, and its neighbours are delivered."""
+    """The oversized record becomes a dead letter, and the others are delivered."""
     limit, count = 50_000, 5000
     lines = sample.lines[:count]
     lines[4] = changed(lines[4], Username="x" * 60_000)
@@ -241,35 +243,35 @@ def test_a_service_that_takes_less_gets_everything_in_smaller_batches_but_what_i
     assert (letter.rule, letter.status, letter.delivery) == ("too_large", 413, "rejected")
     assert letter.message == "Request body is too large. The limit is 50000 bytes."
     assert letter.raw == lines[4][:-1]
-    learned = told(result, "batch_size_lowered")
+    learned = log_lines(result, "batch_size_lowered")
     assert min(line["max_bytes"] for line in learned) >= limit / 2
     refused = [request for request in requests if request["status"] == 413]
-    # Some 350 kB each: a batch is halved three times, and only those that were on their way by then; the one with the
-    # large record until that is alone.
+    # Some 350 kB each: a batch is halved three times, but only batches already in flight; the batch with the large
+    # record is halved until that record is alone.
     assert 3 <= len(refused) <= 4 * 7 + 10
     assert {request["status"] for request in requests[len(requests) // 2 :]} == {202}
 
 
-# The brake ------------------------------------------------------------
+# Too many mistakes ----------------------------------------------------
 
 REFUSAL = b'{"statusCode":%d,"message":"Field SignupSource is missing."}'
 
 
-def test_a_service_that_refuses_everything_costs_no_more_letters_than_the_limit_and_the_rest_is_delivered(
+def test_dead_letters_are_limited_if_the_service_refuses_everything_and_the_rest_is_delivered_later(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
-    """By the next run, or by itself when the service takes records again."""
+    """By the next run, or by the same run once the service accepts records again."""
     shipper.target = fake.target
     file = write(shipper, sample.lines[:2000])
     settings = {**QUICK, "delivery.concurrency": 4, "delivery.poison_limit": 20, "batch.max_events": 100}
     fake.default = Reply(status=400, body=REFUSAL % 400)
     result = shipper.backfill(file, settings={**settings, "delivery.give_up_after_seconds": 0.5})
     assert (result.returncode, result.summary["outcome"]) == (4, "gave_up")
-    assert 0 < len(told(result, "record_rejected")) <= 20
+    assert 0 < len(log_lines(result, "record_rejected")) <= 20
     assert result.summary["dead_lettered"] <= 20
     for help_for_people in ("delivery.poison_limit", "20", "shipper dead-letters list", "run the same command again"):
         assert help_for_people in result.summary["message"]
-    (paused,) = told(result, "delivery_paused")
+    (paused,) = log_lines(result, "delivery_paused")
     assert paused["reason"] == "systematic_rejection"
     before = len(shipper.read_state().dead_letters)
 
@@ -277,7 +279,7 @@ def test_a_service_that_refuses_everything_costs_no_more_letters_than_the_limit_
     running = shipper.start("backfill", file, "--summary", "json", settings=settings)
     running.wait_for("systematic_rejection")
     asked = fake.requests
-    running.wait_until(lambda: fake.requests > asked + 3, "it goes on asking")
+    running.wait_until(lambda: fake.requests > asked + 3, "it keeps asking")
     fake.default = OK
     result = running.finish()
     assert result.returncode == 3
@@ -293,7 +295,7 @@ def test_a_service_that_refuses_everything_costs_no_more_letters_than_the_limit_
 # A bad day ------------------------------------------------------------
 
 
-def test_events_survive_a_day_on_which_everything_fails_now_and_then(shipper: Shipper, sample: Sample, rng: Random):
+def test_no_event_is_lost_when_every_kind_of_failure_occurs(shipper: Shipper, sample: Sample, rng: Random):
     faults = [
         {"effect": "status", "status": 503},
         {"effect": "status", "status": 429},
@@ -309,12 +311,12 @@ def test_events_survive_a_day_on_which_everything_fails_now_and_then(shipper: Sh
         shipper.target = service.target
         result = shipper.backfill(file, settings={**QUICK, "batch.max_events": 20, "delivery.concurrency": 8})
         applied = service.faults_applied()
-        assert min(applied) > 0, "a fault did not happen"
+        assert min(applied) > 0, "a fault did not occur"
         times = service.times_received()
     assert (result.returncode, result.counts()) == (0, (6000, 6000, 0, 0, 0))
     assert times.keys() == set(sample.ids[:6000])
     repeats = sum(times.values()) - len(times)
-    assert 0 < repeats <= 20 * sum(applied[3:]), "only what was stored while its answer was lost came again"
+    assert 0 < repeats <= 20 * sum(applied[3:]), "only stored events whose answer was lost are sent again"
     assert result.summary["requests"] == result.summary["batches"] + sum(applied)
 
 
@@ -324,10 +326,10 @@ def test_events_survive_a_day_on_which_everything_fails_now_and_then(shipper: Sh
 @dataclass
 class Sidecar:
     """
-    `shipper run` on one file, against the service that misbehaves.
+    `shipper run` on one file, against the misbehaving service.
 
     Attributes:
-        file: It holds the first lines of the sample.
+        file: Contains the first lines of the sample.
     """
 
     shipper: Shipper
@@ -337,7 +339,7 @@ class Sidecar:
     settings: dict[str, object]
 
     def write(self, count: int) -> None:
-        """Let the file hold so many lines."""
+        """Make the file contain the first `count` lines."""
         held = len(self.file.read_bytes().splitlines()) if self.file.exists() else 0
         with self.file.open("ab") as out:
             out.writelines(self.sample.lines[held:count])
@@ -364,8 +366,8 @@ def sidecar(shipper: Shipper, fake: FakeService, sample: Sample) -> Sidecar:
     return Sidecar(shipper, fake, sample, file, settings)
 
 
-def test_nobody_sends_during_the_wait_that_one_answer_asked_for(sidecar: Sidecar):
-    """Seven requests hang, so that when the eighth is throttled all that may be on their way have arrived."""
+def test_a_retry_after_in_one_answer_stops_all_senders(sidecar: Sidecar):
+    """Seven requests hang, so that all possible requests have arrived when the eighth is throttled."""
     fake = sidecar.fake
     fake.plan(*[HANG] * 7, Reply(status=429, headers={"Retry-After": "1"}))
     sidecar.write(1000)
@@ -378,8 +380,8 @@ def test_nobody_sends_during_the_wait_that_one_answer_asked_for(sidecar: Sidecar
     assert Counter(fake.event_ids()) == Counter(sidecar.sample.ids[:1000])
 
 
-def test_a_rate_limit_is_kept_although_the_clock_is_an_hour_off(shipper: Shipper, sample: Sample):
-    """The date in `Retry-After` is measured by the answer's own."""
+def test_a_rate_limit_is_respected_though_the_clock_is_an_hour_off(shipper: Shipper, sample: Sample):
+    """The date in `Retry-After` is relative to the answer's `Date`."""
     limit = CallLimit(20, 1)
     file = write(shipper, sample.lines[:600])
     with sandbox(rate_limit=limit, retry_after=RetryAfter.DATE, clock_offset_seconds=3600) as service:
@@ -388,13 +390,13 @@ def test_a_rate_limit_is_kept_although_the_clock_is_an_hour_off(shipper: Shipper
         assert (result.returncode, result.counts()) == (0, (600, 600, 0, 0, 0))
         throttled = service.requests(status=429)
         seconds = throttled[-1]["at"] - throttled[0]["at"]
-    # In each of its windows at most those that were on their way are refused, and those that probe.
+    # In each window, only requests in flight and probes are refused.
     assert len(throttled) <= 8 * (seconds + 1)
-    assert told(result, "delivery_paused")[0]["reason"] == "throttled"
-    assert [line["seconds"] > 3590 for line in told(result, "clock_skew")] == [True]
+    assert log_lines(result, "delivery_paused")[0]["reason"] == "throttled"
+    assert [line["seconds"] > 3590 for line in log_lines(result, "clock_skew")] == [True]
 
 
-def test_sigterm_during_a_wait_that_was_asked_for_sends_nothing_and_during_a_backoff_tries_once_more(sidecar: Sidecar):
+def test_sigterm_sends_nothing_during_a_retry_after_and_retries_once_during_a_backoff(sidecar: Sidecar):
     fake = sidecar.fake
     fake.plan(OK, OK)
     fake.default = Reply(status=429, headers={"Retry-After": "600"})
@@ -403,7 +405,7 @@ def test_sigterm_during_a_wait_that_was_asked_for_sends_nothing_and_during_a_bac
     running.wait_for("delivery_paused")
     asked = fake.requests
     result = running.stop(limit_s=20)
-    assert result.returncode == 4, "it ended in time"
+    assert result.returncode == 4, "it did not end in time"
     assert fake.requests == asked == 3
     assert sidecar.shipper.read_state().accepted == 20
 
@@ -413,19 +415,21 @@ def test_sigterm_during_a_wait_that_was_asked_for_sends_nothing_and_during_a_bac
     running.wait_for("retry_scheduled")
     fake.default = OK
     assert running.stop(limit_s=20).returncode == 0
-    assert sidecar.shipper.read_state().accepted == 200, "what was read was not delivered, though the service was back"
+    assert sidecar.shipper.read_state().accepted == 200, (
+        "records read were not delivered though the service had recovered"
+    )
     assert Counter(fake.event_ids()) == Counter(sidecar.sample.ids[:200])
 
 
-def test_requests_that_are_cut_off_by_a_stop_are_sent_again_and_no_others(sidecar: Sidecar):
-    """When the time for the drain is over, and by a second signal. A third stop waits for what is on its way."""
+def test_only_requests_aborted_by_a_stop_are_sent_again(sidecar: Sidecar):
+    """Requests are aborted by the drain timeout and by a second signal. A third stop waits for requests in flight."""
     fake, shipper, ids = sidecar.fake, sidecar.shipper, sidecar.sample.ids[:400]
     sidecar.write(len(ids))
     asked, saved = 0, 0
     for drain_s in (0.3, 3600):
         fake.plan(*[OK] * 8, HANG, OK, OK, *[HANG] * 7)
         running = sidecar.start(delivery__drain_timeout_seconds=drain_s, state__commit_interval_seconds=0.02)
-        running.wait_until(lambda asked=asked: fake.requests == asked + 18, "all hang")
+        running.wait_until(lambda asked=asked: fake.requests == asked + 18, "all requests hang")
         running.process.send_signal(signal.SIGTERM)
         if drain_s == 3600:
             running.wait_for("drain_started")
@@ -433,14 +437,14 @@ def test_requests_that_are_cut_off_by_a_stop_are_sent_again_and_no_others(sideca
         assert running.finish().returncode == 4
         sent = fake.event_ids(fake.bodies[asked:])
         assert len(sent) == len(set(sent)) == 180
-        assert set(sent).isdisjoint(ids[:saved]), "what was settled came again"
+        assert set(sent).isdisjoint(ids[:saved]), "settled events were sent again"
         accepted = shipper.read_state().accepted
         assert saved < accepted <= saved + 100
         asked, saved = fake.requests, accepted
 
     fake.plan(*[HANG] * 8)
     running = sidecar.start()
-    running.wait_until(lambda: fake.requests == asked + 8, "all are on their way")
+    running.wait_until(lambda: fake.requests == asked + 8, "all requests are in flight")
     running.process.send_signal(signal.SIGTERM)
     running.wait_for("drain_started")
     assert not running.has_ended
@@ -456,7 +460,9 @@ def test_requests_that_are_cut_off_by_a_stop_are_sent_again_and_no_others(sideca
 
 
 @pytest.mark.parametrize("accept_gzip", [True, False])
-def test_bodies_are_compressed_for_a_service_that_understands_it(shipper: Shipper, sample: Sample, accept_gzip: bool):
+def test_bodies_are_compressed_unless_the_service_rejects_compression(
+    shipper: Shipper, sample: Sample, accept_gzip: bool
+):
     lines = [*sample.lines[:400], poison(sample.lines[400]), *sample.lines[401:RECORDS]]
     settings = {**QUICK, "delivery.compression": "gzip", "delivery.concurrency": 4, "batch.max_events": 100}
     with sandbox(profile=Profile.STRICT, rejection=Rejection.WHOLE, accept_gzip=accept_gzip) as service:
@@ -466,18 +472,18 @@ def test_bodies_are_compressed_for_a_service_that_understands_it(shipper: Shippe
         service.assert_holds_exactly(set(sample.ids[:RECORDS]) - {sample.ids[400]})
         refused = len(service.requests(status=415))
     assert [letter.raw for letter in shipper.read_state().dead_letters] == [lines[400][:-1]]
-    told_refusals = told(result, "compression_refused")
+    told_refusals = log_lines(result, "compression_refused")
     if accept_gzip:
         assert (refused, told_refusals) == (0, [])
     else:
-        assert 1 <= refused <= 4, "only those that were on their way"
+        assert 1 <= refused <= 4, "only requests in flight are refused"
         assert len(told_refusals) == 1
 
 
 # Rate ------------------------------------------------------------
 
 
-def test_the_rate_is_never_exceeded_by_retries_or_by_many_senders_and_each_request_is_logged_by_a_trace_of_its_own(
+def test_retries_and_concurrent_senders_stay_within_the_rate_and_each_request_has_its_own_trace_id(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
     shipper.target = fake.target
@@ -494,6 +500,6 @@ def test_the_rate_is_never_exceeded_by_retries_or_by_many_senders_and_each_reque
     assert len(set(traces)) == len(traces)
     for trace in traces:
         assert re.fullmatch("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-01", trace)
-    logged = told(result, "batch_sent")
+    logged = log_lines(result, "batch_sent")
     assert sorted(line["traceparent"] for line in logged) == sorted(traces)
     assert Counter(line["status"] for line in logged)[202] == len(fake.stored)

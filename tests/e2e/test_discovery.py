@@ -1,7 +1,8 @@
-"""Which files are read, from where on and in which order, how many at once, and what becomes of them afterwards."""
+"""Which files are read, from which position, in which order, how many at once, and what happens to them afterwards."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import tempfile
@@ -15,7 +16,7 @@ import pytest
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper
 from tests.e2e.fake_service import HANG, OK, FakeService, Reply
-from tests.e2e.files import Tail, compress, copytruncate, open_files, told
+from tests.e2e.files import Tail, compress, copytruncate, log_lines, open_files
 
 HASTY = {
     "delivery.give_up_after_seconds": 0.3,
@@ -27,7 +28,7 @@ NOT_NOW = Reply(status=503)
 
 @pytest.fixture
 def write(shipper: Shipper, sample: Sample) -> Callable[..., Path]:
-    """Write lines of the sample into a file below the working directory."""
+    """Return a function that writes lines of the sample to a file below the working directory."""
 
     def write(name: str, start: int, end: int, *, modified_at: float | None = None) -> Path:
         path = shipper.folder / name
@@ -43,7 +44,7 @@ def write(shipper: Shipper, sample: Sample) -> Callable[..., Path]:
 # Which files ------------------------------------------------------------------------------------------------------
 
 
-def test_globs_go_down_and_leave_out_what_is_excluded_also_when_it_comes_late(tail: Tail):
+def test_globs_are_recursive_and_skip_excluded_files_even_new_ones(tail: Tail):
     tail.append(0, 5, "top.ndjson")
     _write_tree(tail, "early", 10)
     tail.start(
@@ -62,7 +63,7 @@ def test_globs_go_down_and_leave_out_what_is_excluded_also_when_it_comes_late(ta
 
 
 def _write_tree(tail: Tail, name: str, start: int) -> None:
-    """20 lines that are wanted, and 40 that are not: excluded, of another name, excluded with their folder, hidden."""
+    """Write 20 wanted lines, and 40 unwanted ones: excluded, in an excluded or hidden folder, or under another name."""
     deep = tail.folder / name / "a" / "b"
     deep.mkdir(parents=True)
     (tail.folder / "x" / name).mkdir(parents=True)
@@ -75,8 +76,8 @@ def _write_tree(tail: Tail, name: str, start: int) -> None:
     tail.append(start + 10, start + 20, f"{name}/this.ndjson")
 
 
-def test_files_that_are_left_out_for_a_while_keep_their_positions(tail: Tail):
-    """By other globs, or as they are excluded. What comes after a first start from the beginning is read from there."""
+def test_files_excluded_for_a_while_keep_their_positions(tail: Tail):
+    """Excluded by other globs or by `input.exclude`. Files that appear later are read from the beginning."""
     names = ("a.log", "b.log", "c.log")
     for number, name in enumerate(names):
         tail.append(number * 10, number * 10 + 10, name)
@@ -89,21 +90,21 @@ def test_files_that_are_left_out_for_a_while_keep_their_positions(tail: Tail):
     tail.pass_by("*", 70, input__start="end")
 
 
-# From where on ----------------------------------------------------------------------------------------------------
+# Start position ---------------------------------------------------------------------------------------------------
 
 
-def test_from_the_end_on_means_what_is_written_after_a_pattern_s_own_first_start(tail: Tail):
+def test_starting_at_the_end_skips_what_was_written_before_the_first_start_of_a_pattern(tail: Tail):
     """
-    Lines of before are not counted as read. A line that is torn at the start is whole later, and it is read.
+    Earlier lines are not counted as read. A line that is incomplete at the start is read once it is complete.
 
-    With nothing there at its first start, everything comes later. A pattern that was left out for a while is not new.
+    A pattern without files at its first start is read from the beginning. A pattern left out for a while is not new.
     """
     tail.append(0, 50, "a.1")
     tail.append(50, 60, "a.2")
     with (tail.folder / "a.1").open("ab", buffering=0) as writer:
         writer.write(tail.sample.lines[60][:50])
         running = tail.start("a.*", input__start="end")
-        running.wait_until(lambda: len(told(running, "source_opened")) == 2, "both are open")
+        running.wait_until(lambda: len(log_lines(running, "source_opened")) == 2, "both files are open")
         writer.write(tail.sample.lines[60][50:])
     tail.append(61, 70, "a.1")
     tail.append(70, 80, "a.2")
@@ -116,7 +117,7 @@ def test_from_the_end_on_means_what_is_written_after_a_pattern_s_own_first_start
     tail.append(100, 110, "a.late-while-left-out")
     old = tail.append(110, 120, "b.1")
     running = tail.start(["b.*", "c.*"], input__start="end")
-    running.wait_until(lambda: told(running, "source_opened", old), "a first look")
+    running.wait_until(lambda: log_lines(running, "source_opened", old), "the first poll")
     tail.append(120, 130, "b.1")
     tail.append(130, 140, "b.2")
     tail.append(140, 150, "c.1")
@@ -131,10 +132,10 @@ def test_from_the_end_on_means_what_is_written_after_a_pattern_s_own_first_start
     tail.stop(wanted)
 
 
-def test_from_the_end_on_is_saved_at_once_so_that_nothing_written_while_it_is_down_is_missed(
+def test_the_end_as_start_position_is_saved_at_once_so_that_nothing_written_during_downtime_is_missed(
     tail: Tail, shipper: Shipper, service: Service
 ):
-    """It had nothing to send before it was killed. What becomes of the files then is in their names."""
+    """Nothing was sent before the kill. The file names say what happens to the files afterwards."""
     names = ["written", "renamed", "compressed", "copied"]
     files = [tail.append(number * 100, number * 100 + 50, name) for number, name in enumerate(names)]
     sizes = sorted(file.stat().st_size for file in files)
@@ -162,7 +163,7 @@ def test_from_the_end_on_is_saved_at_once_so_that_nothing_written_while_it_is_do
 # In which order ---------------------------------------------------------------------------------------------------
 
 
-def test_backfill_reads_the_oldest_file_first_and_by_name_where_they_are_as_old(
+def test_backfill_reads_files_by_age_and_files_of_equal_age_by_name(
     shipper: Shipper, fake: FakeService, write: Callable[..., Path], sample: Sample, rng: Random
 ):
     shipper.target = fake.target
@@ -178,14 +179,15 @@ def test_backfill_reads_the_oldest_file_first_and_by_name_where_they_are_as_old(
     assert fake.event_ids() == sample.ids[:200]
 
 
-def test_a_quiet_file_is_not_held_up_by_busy_ones(tail: Tail, shipper: Shipper, fake: FakeService):
-    """Two are long from the start; a line comes to the quiet one when as much of them was read ahead as may be."""
+def test_busy_files_do_not_delay_a_quiet_one(tail: Tail, shipper: Shipper, fake: FakeService):
+    """Two files are long from the start; the quiet one gets a line when the read-ahead of the others is full."""
     shipper.target = fake.target
     fake.default = HANG
     tail.append(0, 24_900, "a.busy")
     tail.append(24_900, 49_800, "b.busy")
     tail.append(49_800, 49_801, "c.quiet")
-    running = tail.start("*", delivery__concurrency=1)
+    # Slow enough that the line is noticed long before the busy files have ended.
+    running = tail.start("*", delivery__concurrency=1, delivery__rate_limit_events_per_second=60_000)
     running.wait_until(lambda: fake.requests, "a first request")
     tail.append(49_801, 49_802, "c.quiet")
     fake.release()
@@ -194,16 +196,16 @@ def test_a_quiet_file_is_not_held_up_by_busy_ones(tail: Tail, shipper: Shipper, 
     arrived = {event_id: number for number, event_id in enumerate(fake.event_ids())}
     assert sorted(arrived) == sorted(tail.ids(49_802))
     assert arrived[tail.sample.ids[49_800]] < 10_000
-    assert arrived[tail.sample.ids[49_801]] < 46_000, "it had to wait for the end of the busy ones"
+    assert arrived[tail.sample.ids[49_801]] < 46_000, "it waited for the end of the busy files"
     of_a = sum(arrived[event_id] < 25_000 for event_id in tail.sample.ids[:24_900])
-    assert 6_000 < of_a < 19_000, "the busy ones did not take turns"
+    assert 6_000 < of_a < 19_000, "the busy files did not take turns"
 
 
 # How many at once -------------------------------------------------------------------------------------------------
 
 
-def test_more_files_than_descriptors_are_followed_in_turn_and_none_twice(tail: Tail):
-    """Most of them are closed at any moment; what is appended to these is seen, and so is their rotation."""
+def test_more_files_than_descriptors_are_followed_in_turn_without_repeats(tail: Tail):
+    """Most files are closed at any moment; data appended to them and their rotation are noticed."""
     files = 200
     for number in range(files):
         tail.append(number, number + 1, f"app.ndjson.{number:03}")
@@ -228,7 +230,7 @@ def test_more_files_than_descriptors_are_followed_in_turn_and_none_twice(tail: T
     tail.stop(sent + 1)
 
 
-def test_backfill_holds_few_files_open(shipper: Shipper, service: Service, sample: Sample, write: Callable[..., Path]):
+def test_backfill_keeps_few_files_open(shipper: Shipper, service: Service, sample: Sample, write: Callable[..., Path]):
     for number in range(300):
         write(f"logs/{number:03}", number * 2, number * 2 + 2)
     result = shipper.backfill("logs", prefix=["prlimit", "--nofile=64", "--"])
@@ -236,11 +238,11 @@ def test_backfill_holds_few_files_open(shipper: Shipper, service: Service, sampl
     assert service.times_received() == dict.fromkeys(sample.ids[:600], 1)
 
 
-# What becomes of them: backfill -----------------------------------------------------------------------------------
+# Completed files -------------------------------------------------------------------------------------
 
 
 def completion(shipper: Shipper, how: str, to: Path | None = None) -> dict[str, str]:
-    """The settings; the folder is made for both, so that one can look into it."""
+    """Return the settings; create the folder in both cases, so that it can be listed."""
     done = to or shipper.folder / "done"
     done.mkdir(exist_ok=True)
     return {"input.on_complete": how} | ({"input.completed_directory": str(done)} if how == "move" else {})
@@ -250,10 +252,10 @@ def _done(shipper: Shipper) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (shipper.folder / "done").iterdir()}
 
 
-def test_backfill_moves_what_is_settled_and_never_over_a_name_that_is_taken(
+def test_backfill_moves_settled_files_and_overwrites_none(
     shipper: Shipper, service: Service, sample: Sample, write: Callable[..., Path]
 ):
-    """Dead letters and duplicates included, and what an earlier run had settled."""
+    """Including dead letters, duplicates and records settled by an earlier run."""
     earlier = write("logs/earlier.ndjson", 0, 10)
     assert shipper.backfill("logs").counts() == (10, 10, 0, 0, 0)
     assert earlier.exists()
@@ -276,7 +278,7 @@ def test_backfill_moves_what_is_settled_and_never_over_a_name_that_is_taken(
     (done / "1.ndjson").unlink()
     assert sorted(filter(None, _done(shipper).values())) == contents
 
-    # The same name again is a new file; and what is moved into a folder that is read is not read again.
+    # A file with the same name is new, and a file moved into an input folder is not read again.
     settings = completion(shipper, "move", shipper.folder / "logs" / "done")
     write("logs/1.ndjson", 60, 70)
     for count in (10, 0):
@@ -285,7 +287,7 @@ def test_backfill_moves_what_is_settled_and_never_over_a_name_that_is_taken(
     assert service.times_received() == dict.fromkeys(sample.ids[:70], 1)
 
 
-def test_backfill_deletes_what_is_settled_and_not_what_has_grown_or_could_not_be_read_to_its_end(
+def test_backfill_deletes_settled_files_but_none_that_has_grown_or_could_not_be_read_to_the_end(
     shipper: Shipper, fake: FakeService, sample: Sample, write: Callable[..., Path]
 ):
     shipper.target = fake.target
@@ -308,7 +310,7 @@ def test_backfill_deletes_what_is_settled_and_not_what_has_grown_or_could_not_be
     assert cut.exists()
     assert not settled.exists()
     if not set(sample.ids[20:30]) <= set(fake.event_ids()):
-        assert grown.exists(), "what came later was not read"
+        assert grown.exists(), "the appended record was not read"
     again = [grown, cut] if grown.exists() else [cut]
     assert shipper.backfill(*again, settings=settings).returncode == 4
     assert cut.exists()
@@ -318,10 +320,10 @@ def test_backfill_deletes_what_is_settled_and_not_what_has_grown_or_could_not_be
     assert times.keys() >= set(sample.ids[:30])
 
 
-def test_backfill_leaves_a_file_with_anything_pending(
+def test_backfill_keeps_a_file_with_pending_records(
     shipper: Shipper, fake: FakeService, sample: Sample, write: Callable[..., Path]
 ):
-    """Of two files, the first is accepted and the second is not; the next run has to do with the second alone."""
+    """Of two files, the first is accepted and the second is not; the next run sends only the second."""
     on_complete = completion(shipper, "move")
     shipper.target = fake.target
     first, second = write("1.ndjson", 0, 10, modified_at=1e9), write("2.ndjson", 10, 30, modified_at=2e9)
@@ -340,7 +342,7 @@ def test_backfill_leaves_a_file_with_anything_pending(
     assert sorted(fake.event_ids()) == sorted(sample.ids[:30])
 
 
-def test_a_file_is_moved_to_another_disk_whole(
+def test_a_file_is_moved_completely_to_another_disk(
     shipper: Shipper, service: Service, sample: Sample, write: Callable[..., Path], other_disk: Path
 ):
     path = write("a.ndjson", 0, 3000)
@@ -356,12 +358,12 @@ def test_a_file_is_moved_to_another_disk_whole(
 def other_disk(shipper: Shipper) -> Iterator[Path]:
     """A folder on another device."""
     if not os.access("/dev/shm", os.W_OK) or Path("/dev/shm").stat().st_dev == shipper.folder.stat().st_dev:
-        pytest.skip("there is no second file system")
+        pytest.skip("no second file system")
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="shipper-test-") as folder:
         yield Path(folder)
 
 
-def test_a_file_that_cannot_be_put_away_is_named_and_kept(
+def test_a_completed_file_that_cannot_be_moved_or_deleted_is_reported_and_kept(
     shipper: Shipper, service: Service, sample: Sample, write: Callable[..., Path]
 ):
     path = write("a.ndjson", 0, 10)
@@ -376,118 +378,60 @@ def test_a_file_that_cannot_be_put_away_is_named_and_kept(
     assert (result.returncode == 2) == (service.received == 0)
 
 
-# What becomes of them: run ----------------------------------------------------------------------------------------
+def test_backfill_does_not_move_a_file_that_is_still_written(shipper: Shipper, service: Service, sample: Sample):
+    live, done = shipper.folder / "live.ndjson", shipper.folder / "done.ndjson"
+    live.write_bytes(b"".join(sample.lines[:10]))
+    done.write_bytes(b"".join(sample.lines[10:20]))
+    with live.open("ab"):
+        result = shipper.backfill(live, done, settings={"input.on_complete": "delete"})
+        assert (result.returncode, result.counts()) == (0, (20, 20, 0, 0, 0))
+        assert (live.exists(), done.exists()) == (True, False)
+        assert str(live) in result.stderr
+    assert shipper.backfill(live, settings={"input.on_complete": "delete"}).counts()[0] == 0
+    assert not live.exists()
 
 
-def test_run_puts_away_what_was_rotated_and_nothing_else(tail: Tail):
-    """
-    Only a file whose own name belongs to another one by now, or that was renamed, is rotated: within the glob, or out
-    of it, as logrotate does it where input.include names one file.
-
-    Half a line at its end is no record; and it would be gone with the file.
-    """
-    (tail.folder / "deep").mkdir()
-    tail.append(0, 10)
-    linked = tail.append(10, 20, "app.ndjson.other")
-    kept = [tail.file, linked, tail.folder / "app.ndjson.linked"]
-    os.link(linked, kept[-1])
-    kept.append(tail.append(20, 30, "deep/app.ndjson"))
-    kept.append(tail.append(30, 40, "single.log"))
-    torn = tail.append(40, 50, "torn.ndjson")
-    with torn.open("ab") as out:
-        out.write(tail.sample.lines[50][:100])
-    include = ["app.ndjson*", "deep/*", "single.log", "torn.*"]
-    running = tail.start(include, input__on_complete="delete", input__rotate_wait_seconds=0.2)
-    tail.wait(50)
-    old = [path.rename(f"{path}.1") for path in (tail.file, tail.folder / "single.log")]
-    torn = torn.rename(tail.folder / "torn.1")
-    tail.append(51, 60)
-    tail.append(60, 70, "single.log")
-    for path in old:
-        running.wait_until(lambda path=path: not path.exists(), f"{path.name} is put away")
-    for number in (70, 71, 72):  # each of them found by a look of its own
-        tail.append(number, number + 1, f"app.ndjson.other-{number}")
-        tail.wait([*range(50), *range(51, number + 1)])
-    assert torn.exists()
-    with torn.open("ab") as out:
-        out.write(tail.sample.lines[50][100:])
-    running.wait_until(lambda: not torn.exists(), "it is put away when its last line is whole")
-    tail.wait(73)
-    tail.stop(73)
-    assert [path for path in kept if not path.exists()] == []
-
-
-@pytest.mark.early
-def test_run_moves_what_was_rotated_while_it_was_stopped_and_not_what_is_still_written(tail: Tail, shipper: Shipper):
-    """It stays until one that was rotated after it, and is not written any more, has been put away."""
-    tail.append(0, 10)
-    tail.pass_by("app.ndjson", 10)
-    tail.append(10, 20)
-    old = tail.file.rename(tail.folder / "app.ndjson.1")
-    tail.append(20, 30)
-    settings = {key.replace(".", "__"): value for key, value in completion(shipper, "move").items()}
-    running = tail.start("app.ndjson", **settings, input__rotate_wait_seconds=3)
-    tail.wait(30)
-    with tail.file.open("ab", buffering=0) as writer:
-        written = tail.file.rename(tail.folder / "app.ndjson.2")
-        tail.append(30, 40)
-        tail.wait(40)
-        quiet = tail.file.rename(tail.folder / "app.ndjson.3")
-        tail.append(40, 50)
-        sent = 50
-
-        def is_put_away_while_the_other_is_written() -> bool:
-            nonlocal sent
-            writer.write(tail.sample.lines[sent])
-            sent += 1
-            tail.wait(sent)
-            assert written.exists()
-            return not quiet.exists()
-
-        running.wait_until(is_put_away_while_the_other_is_written, f"{quiet.name} is put away", limit_s=30)
-    for path in (old, written):
-        running.wait_until(lambda path=path: not path.exists(), f"{path.name} is put away", limit_s=30)
-    tail.stop(sent)
-    assert tail.file.exists()
-    lines = tail.sample.lines
-    assert _done(shipper) == {
-        "app.ndjson.1": b"".join(lines[:20]),
-        "app.ndjson.2": b"".join(lines[20:30] + lines[50:sent]),
-        "app.ndjson.3": b"".join(lines[30:40]),
-    }
-
-
-def test_run_leaves_a_rotated_file_with_anything_pending_and_puts_it_away_when_that_is_settled(
-    tail: Tail, shipper: Shipper, fake: FakeService
+@pytest.mark.parametrize("action", ["delete", "move"])
+def test_status_reports_moved_and_deleted_files_as_delivered(
+    shipper: Shipper, service: Service, sample: Sample, action: str
 ):
-    shipper.target = fake.target
-    fake.default = HANG
-    tail.append(0, 10)
-    with tail.file.open("ab") as out:
-        out.write(b'{"bad": 1}\n')
-    running = tail.start(input__on_complete="delete", input__rotate_wait_seconds=0)
-    running.wait_until(lambda: fake.requests, "a first request")
-    old = tail.file.rename(tail.folder / "app.ndjson.1")
-    for number in (10, 11, 12):  # each of them found by a look of its own
-        tail.append(number, number + 1, f"app.ndjson.other-{number}")
-        running.wait_until(
-            lambda number=number: told(running, "source_opened", tail.folder / f"app.ndjson.other-{number}"), "a look"
-        )
-    assert old.exists()
-    fake.release()
-    running.wait_until(lambda: not old.exists(), "the rotated file is put away")
-    state = shipper.read_state()
-    assert state.accepted >= 10
-    assert state.rules == ["event_id"]
-    result = running.stop()
-    assert result.returncode in {0, 3}
-    assert sorted(fake.event_ids()) == sorted(tail.ids(13))
+    export = shipper.folder / "exports" / "export.ndjson"
+    export.parent.mkdir()
+    export.write_bytes(b"".join(sample.lines[:10]))
+    archive = export.with_name("other.ndjson.gz")
+    archive.write_bytes(gzip.compress(b"".join(sample.lines[10:20])))
+    settings = {"input.on_complete": action, "input.completed_directory": str(shipper.folder / "done")}
+    assert shipper.backfill(export, archive, settings=settings).counts()[0] == 20
+    assert not any(export.parent.iterdir())
+    result = shipper.run("status", "--until", "now", "--all", settings=settings)
+    assert result.returncode == 0, result.stdout
 
 
-def test_a_file_in_the_state_directory_is_refused_with_the_reason(shipper: Shipper, sample: Sample):
+def test_a_new_file_under_the_name_of_a_file_being_moved_is_not_overwritten(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    """A crash left the file under its private name; meanwhile the application created another file."""
+    folder = shipper.folder / "logs"
+    folder.mkdir()
+    file = folder / "app.ndjson"
+    file.write_bytes(b"".join(sample.lines[:10]))
+    settings = {"input.on_complete": "delete"}
+    running = shipper.start("backfill", file, settings=settings, env={"SHIPPER_CRASH_AT": "complete.taken"})
+    assert running.finish().returncode < 0
+    (left,) = folder.iterdir()
+    assert left != file
+    file.write_bytes(b"".join(sample.lines[10:20]))
+    os.utime(file, (1, 1))
+    result = shipper.backfill(folder, settings=settings)
+    assert (result.returncode, result.counts()) == (0, (10, 10, 0, 0, 0))
+    assert list(folder.iterdir()) == []
+    assert service.times_received() == dict.fromkeys(sample.ids[:20], 1)
+
+
+def test_a_file_in_the_state_directory_is_refused_with_a_reason(shipper: Shipper, sample: Sample):
     shipper.state.mkdir(mode=0o700)
     (shipper.state / "a.ndjson").write_bytes(sample.lines[0])
-    for name, words in (("a.ndjson", "lies in the state directory"), ("b.ndjson", "no file matches")):
+    for name, words in (("a.ndjson", "is in the state directory"), ("b.ndjson", "no file matches")):
         result = shipper.backfill(shipper.state / name)
         assert result.returncode != 0
         assert words in result.stderr

@@ -1,4 +1,4 @@
-"""What goes wrong ends with the documented exit code and a message that says what to do; nothing is lost by it."""
+"""Errors end with the documented exit code and a message that says what to do, and lose nothing."""
 
 from __future__ import annotations
 
@@ -19,50 +19,39 @@ HASTY = {
 }
 
 
-def test_no_configuration_says_what_to_write(shipper: Shipper):
-    result = shipper.run("run", configured=False)
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[batch", "not valid TOML"),
+        ('[batch]\nmax_events = "many"\n', "batch.max_events"),
+        ("[batch]\nmax_events = 0\n", "at least 1"),
+        ("[batch]\nmax_event = 5\n", "batch.max_event: unknown key; did you mean batch.max_events?"),
+        ('[intake]\nbase_url = "http://intake.example.com"\n', "intake.base_url"),
+    ],
+)
+def test_an_error_in_the_configuration_names_the_file(shipper: Shipper, file: Path, text: str, words: str):
+    shipper.config.write_text(text)
+    settings = {"state.directory": shipper.state}
+    result = shipper.run("validate", file, "--config", shipper.config, configured=False, settings=settings)
     assert (result.returncode, result.stdout) == (2, "")
-    assert "[intake]" in result.stderr
-    assert "base_url" in result.stderr
-    assert not shipper.state.exists()
-
-
-def test_run_without_files_to_follow_says_so(shipper: Shipper):
-    result = shipper.run("run")
-    assert result.returncode == 2
-    assert "input.include" in result.stderr
-
-
-def test_an_unknown_key_is_named_with_its_file_and_the_one_that_was_meant(shipper: Shipper, file: Path):
-    shipper.config.write_text(shipper.config.read_text() + "[batch]\nmax_event = 5\n")
-    result = shipper.backfill(file)
-    assert (result.returncode, result.stdout) == (2, "")
+    assert words in result.stderr
     assert str(shipper.config) in result.stderr
-    assert "batch.max_event:" in result.stderr
-    assert "did you mean batch.max_events?" in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("command", "text", "words"),
+    ("configured", "settings", "words"),
     [
-        ("validate", "[batch", "not valid TOML"),
-        ("validate", '[batch]\nmax_events = "many"\n', "batch.max_events"),
-        ("validate", "[batch]\nmax_events = 0\n", "at least 1"),
-        ("validate", '[intake]\nbase_url = "http://intake.example.com"\n', "intake.base_url"),
-        (
-            "backfill",
-            '[intake]\nbase_url = "https://x"\ntoken = { env = "NOT_SET" }\nsubscription_key = "k"\n',
-            "NOT_SET",
-        ),
+        (False, {}, "intake: is missing: write [intake] with base_url, subscription_key and token"),
+        (True, {}, "input.include: is missing"),
+        (True, {"input.include": "*", "intake.token.env": "NOT_SET"}, "NOT_SET"),
+        (True, {"input.include": "*", "state.directory": "/proc/none"}, "state.directory: cannot use /proc/none"),
     ],
 )
-def test_a_wrong_configuration_is_told_in_words(shipper: Shipper, file: Path, command: str, text: str, words: str):
-    shipper.config.write_text(text)
-    settings = {"state.directory": shipper.state}
-    result = shipper.run(command, file, "--config", shipper.config, configured=False, settings=settings)
+def test_a_missing_setting_is_named(shipper: Shipper, configured: bool, settings: dict[str, object], words: str):
+    result = shipper.run("run", configured=configured, settings=settings)
     assert (result.returncode, result.stdout) == (2, "")
     assert words in result.stderr
-    assert str(shipper.config) in result.stderr or words == "NOT_SET"
+    assert not (shipper.state / "state.db").exists()
 
 
 WRONG_USAGE = [
@@ -77,7 +66,7 @@ WRONG_USAGE = [
 ]
 
 
-def test_wrong_usage_ends_with_2_and_sends_and_reads_nothing(shipper: Shipper, service: Service, file: Path):
+def test_wrong_usage_exits_with_2_without_sending_or_reading(shipper: Shipper, service: Service, file: Path):
     (shipper.folder / "empty-folder").mkdir()
     for arguments in WRONG_USAGE:
         with file.open("rb") as stdin:
@@ -97,10 +86,10 @@ def test_a_named_pipe_is_refused_without_waiting_for_a_writer(shipper: Shipper, 
     assert "fifo.ndjson" in result.stderr
 
 
-def test_what_keeps_all_of_it_from_being_delivered_is_named_and_the_next_run_delivers_everything(
+def test_the_cause_of_a_failed_delivery_is_named_and_the_next_run_delivers_everything(
     shipper: Shipper, service: Service, sample: Sample, file: Path
 ):
-    """A wrong secret, a service that is not there, and a name that does not exist."""
+    """A wrong secret, an unreachable service, and an unknown host name."""
 
     def assert_pending(target: Target, words: str) -> Result:
         shipper.target = target
@@ -115,31 +104,24 @@ def test_what_keeps_all_of_it_from_being_delivered_is_named_and_the_next_run_del
     assert_pending(service.target._replace(subscription_key="c0ffee.wrong.secret"), "intake.subscription_key")
     assert service.stored == 0
     with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets the port
+        unused.bind(("127.0.0.1", 0))  # bound but not listening, so that no other process uses the port
         port = unused.getsockname()[1]
         away = Target(f"http://127.0.0.1:{port}", "key", "token")
         result = assert_pending(away, f"cannot connect to http://127.0.0.1:{port}")
     assert result.summary is not None
     assert result.summary["retries"] > 0
-    assert_pending(Target("https://intake.invalid", "key", "token"), "intake.invalid is not found")
+    assert_pending(Target("https://intake.invalid", "key", "token"), "intake.invalid was not found")
 
     shipper.target = service.target
     assert shipper.backfill(file).counts() == (300, 300, 0, 0, 0)
     assert service.times_received() == dict.fromkeys(sample.ids[:300], 1)
 
 
-def test_a_state_directory_that_cannot_be_used_is_named(shipper: Shipper, file: Path):
-    result = shipper.backfill(file, settings={"state.directory": "/proc/none"})
-    assert result.returncode == 2
-    assert "state.directory" in result.stderr
-    assert "/proc/none" in result.stderr
-
-
-@pytest.mark.skipif(not shutil.which("prlimit"), reason="there is no prlimit")
-def test_a_start_whose_files_may_not_grow_is_told_and_nothing_is_lost(
+@pytest.mark.skipif(not shutil.which("prlimit"), reason="prlimit is not installed")
+def test_a_file_size_limit_is_reported_at_startup_and_nothing_is_lost(
     shipper: Shipper, service: Service, sample: Sample, file: Path
 ):
-    """A limit on the size of files stands for a full disk, for everybody; its signal kills nobody."""
+    """A file size limit simulates a full disk without root; its signal kills no process."""
     assert shipper.run("backfill", file).returncode == 0
     with file.open("ab") as out:
         out.writelines(sample.lines[300:3000])

@@ -1,4 +1,4 @@
-"""The command lines of shipper in the examples of config/: each is run as it stands there, with other paths."""
+"""The command lines of shipper in the examples of config/: each is run with other paths."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ CRONTAB = CONFIG / "cron/shipper-backfill"
 
 class Place:
     """
-    Where a test has what the examples have below /etc, /var and /run.
+    The test's replacement for the paths of the examples below /etc, /var and /run.
 
     Attributes:
-        folder: The files that are shipped.
-        environment: Goes before the settings of the example: the test's service, its own state, no port, no waiting.
+        folder: The folder of the input files.
+        environment: Overrides the example's settings: the test's service and state, no port, no waits.
     """
 
     def __init__(self, shipper: Shipper, service: Service) -> None:
@@ -67,7 +67,7 @@ class Place:
         return folder
 
     def credentials(self) -> None:
-        """Bring in what LoadCredential= brings in."""
+        """Provide the credentials that LoadCredential= provides."""
         tool("systemd-creds")
         self.environment |= self._oauth2 | {"CREDENTIALS_DIRECTORY": str(self.secrets(0o400))}
 
@@ -77,7 +77,7 @@ class Place:
         return str(path)
 
     def in_place(self, text: str, settings: str) -> str:
-        """Exchange the paths in a part of a command line."""
+        """Replace the paths in a part of a command line."""
         paths = {
             "/etc/shipper/shipper.toml": settings,
             "/etc/shipper/backfill.toml": settings,
@@ -90,7 +90,7 @@ class Place:
 
 
 class Example(NamedTuple):
-    """A command line that can be run."""
+    """A runnable command line."""
 
     command: list[str]
     environment: dict[str, str]
@@ -131,7 +131,7 @@ def of_kubernetes(place: Place, name: str) -> Example:
 
 
 def cron_fields() -> tuple[dict[str, str], list[str]]:
-    """The variables of the crontab, and the fields of its line: five of time, user, command."""
+    """Return the variables of the crontab and the fields of its line: five for the time, user, command."""
     lines = [line for line in CRONTAB.read_text().splitlines() if line and not line.startswith("#")]
     variables = dict(line.split("=", 1) for line in lines[:-1])
     return variables, lines[-1].split(maxsplit=6)
@@ -160,7 +160,7 @@ RUNS: dict[str, Callable[[Place], Example]] = {
 
 @pytest.mark.parametrize("name", BACKFILLS)
 def test_a_backfill_ships_the_folder(name: str, place: Place, service: Service, sample: Sample):
-    """That nothing is sent twice is told by what cron mails, below."""
+    """The tests of cron below also check that nothing is sent twice."""
     (place.folder / "a.ndjson").write_bytes(b"".join(sample.lines[:100]))
     (place.folder / "b.ndjson").write_bytes(b"".join(sample.lines[100:150]))
     example = BACKFILLS[name](place)
@@ -168,11 +168,11 @@ def test_a_backfill_ships_the_folder(name: str, place: Place, service: Service, 
     assert_content(result)
     service.assert_holds_exactly(sample.ids[:150])
     if name == "cron":
-        assert result.stdout == "", "there is nothing to mail after a good night"
+        assert result.stdout == "", "nothing is mailed after a successful night"
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_follower_ships_until_it_is_stopped_and_a_sidecar_also_what_is_written_after_the_signal(
+def test_a_follower_ships_until_stopped_and_a_sidecar_also_ships_lines_written_after_the_signal(
     name: str, place: Place, service: Service, sample: Sample
 ):
     place.environment["SHIPPER__DELIVERY__DRAIN_IDLE_SECONDS"] = "2"
@@ -197,7 +197,7 @@ def test_a_follower_ships_until_it_is_stopped_and_a_sidecar_also_what_is_written
 # systemd ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_check_before_the_start_finds_the_credentials(place: Place):
+def test_the_check_before_startup_finds_the_credentials(place: Place):
     example = of_systemd(place, "shipper.service", "ExecStartPre")
     result = run(*example.command, env=example.environment)
     assert_content(result)
@@ -205,7 +205,7 @@ def test_the_check_before_the_start_finds_the_credentials(place: Place):
         assert re.search(rf"^ok +{re.escape(key)} ", result.stdout, re.MULTILINE), result.stdout
 
 
-def test_a_reload_is_refused_while_the_settings_are_wrong_though_no_credential_is_there(place: Place):
+def test_a_reload_with_invalid_settings_is_refused_though_credentials_are_absent(place: Place):
     settings = Path(place.settings((CONFIG / "systemd/shipper.toml").read_text()))
     shell, option, line = unit_line("shipper.service", "ExecReload")
     line = place.in_place(line, str(settings))
@@ -222,25 +222,25 @@ def test_a_reload_is_refused_while_the_settings_are_wrong_though_no_credential_i
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Be another process that holds a lock."""
+    """Hold a lock as another process."""
     path.parent.mkdir(exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def test_the_crontab_is_one_that_cron_takes(tmp_path: Path):
+def test_cron_accepts_the_crontab(tmp_path: Path):
     variables, fields = cron_fields()
     assert set(variables) == {"SHELL", "PATH", "MAILTO", "FIRST"}
-    assert not re.search(r"(?<!\\)%", fields[6]), "cron makes a newline of it"
-    (tmp_path / "crontab").write_text(" ".join([*fields[:5], fields[6]]) + "\n")  # a user's has no field for the user
+    assert not re.search(r"(?<!\\)%", fields[6]), "cron replaces it with a newline"
+    (tmp_path / "crontab").write_text(" ".join([*fields[:5], fields[6]]) + "\n")  # a user's crontab has no user field
     result = run(tool("crontab"), "-n", tmp_path / "crontab")
     if "usage" in result.stdout:
-        pytest.skip("this crontab cannot check a file without taking it")
+        pytest.skip("this crontab cannot check a file without installing it")
     assert_content(result)
 
 
-def test_cron_mails_the_exit_code_and_what_was_said(place: Place, service: Service, sample: Sample):
+def test_cron_mails_the_exit_code_and_the_output(place: Place, service: Service, sample: Sample):
     bad = changed(sample.lines[0], ConsumerCountry="GBR")
     (place.folder / "a.ndjson").write_bytes(bad + b"".join(sample.lines[1:10]))
     example = of_cron(place)
@@ -251,15 +251,15 @@ def test_cron_mails_the_exit_code_and_what_was_said(place: Place, service: Servi
     assert (again.returncode, again.stdout, service.received) == (0, "", 9), "nothing is sent twice"
 
 
-def test_nobody_but_the_owner_of_the_state_can_keep_cron_from_running_without_a_word():
-    """A lock on a file that any user may open, as in /run/lock or /tmp, would be anybody's to hold."""
+def test_only_the_owner_of_the_state_can_silently_block_the_cron_job():
+    """Any user could hold a lock on a file that every user can open, as in /run/lock or /tmp."""
     _, fields = cron_fields()
     assert "flock" not in fields[6]
     paths = {word for word in fields[6].split() if word.startswith("/")}
     assert paths == {"/etc/shipper/backfill.toml", "/var/spool/acquisitions"}
 
 
-def test_cron_mails_an_overlap_only_from_the_second_time_in_a_row_on(place: Place, service: Service, sample: Sample):
+def test_cron_mails_an_overlap_only_from_the_second_consecutive_time(place: Place, service: Service, sample: Sample):
     (place.folder / "a.ndjson").write_bytes(b"".join(sample.lines[:10]))
     example = of_cron(place)
     night = partial(run, *example.command, env=example.environment)
@@ -272,12 +272,12 @@ def test_cron_mails_an_overlap_only_from_the_second_time_in_a_row_on(place: Plac
             assert f"{place.state} is in use by another shipper" in mail
     assert service.stored == 0
     again = night()
-    assert (again.returncode, again.stdout, service.stored) == (0, "", 10), "the next night makes up for it"
+    assert (again.returncode, again.stdout, service.stored) == (0, "", 10), "the next night ships the rest"
     with locked(place.state / "lock"):
-        assert night().stdout == "", "they are in a row no more"
+        assert night().stdout == "", "the overlaps are no longer consecutive"
 
 
-def test_cron_mails_another_fault_at_once_even_after_an_overlap(place: Place, service: Service, sample: Sample):
+def test_cron_mails_another_failure_at_once_even_after_an_overlap(place: Place, service: Service, sample: Sample):
     (place.folder / "a.ndjson").write_bytes(changed(sample.lines[0], ConsumerCountry="GBR"))
     example = of_cron(place)
     with locked(place.state / "lock"):
@@ -287,7 +287,7 @@ def test_cron_mails_another_fault_at_once_even_after_an_overlap(place: Place, se
         assert run(*example.command, env=example.environment).stdout == ""
 
 
-def test_what_is_remembered_of_an_overlap_lies_where_only_the_owner_of_the_state_can_write():
+def test_the_marker_of_an_overlap_lies_where_only_the_owner_of_the_state_can_write():
     variables, _ = cron_fields()
     (directory,) = re.findall(r'^directory = "([^"]+)"', (CONFIG / "backfill.toml").read_text(), re.MULTILINE)
     assert variables["FIRST"].rpartition("/")[0] == directory

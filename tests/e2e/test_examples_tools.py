@@ -1,4 +1,4 @@
-"""The examples of config/ before the programs that they are for: systemd, logrotate, compose and so on."""
+"""The examples of config/ checked with the programs that they are for: systemd, logrotate, compose and others."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ UNITS = ["shipper.service", "shipper-backfill.service", "shipper-backfill.timer"
 
 @pytest.fixture
 def units(tmp_path: Path) -> Path:
-    """The units with a program that exists here, as it is looked for."""
+    """The units with the path of an existing program, which systemd checks."""
     for name in UNITS:
         text = (CONFIG / "systemd" / name).read_text()
         (tmp_path / name).write_text(text.replace("/usr/local/bin/shipper", str(SHIPPER)))
     return tmp_path
 
 
-def test_systemd_has_nothing_to_say_about_the_units(units: Path):
+def test_systemd_finds_no_fault_in_the_units(units: Path):
     result = run(tool("systemd-analyze"), "verify", "--man=no", *(units / name for name in UNITS))
     assert (result.returncode, result.stdout) == (0, "")
 
 
-def test_systemd_would_notice_a_directive_that_does_not_exist(units: Path):
+def test_systemd_reports_an_unknown_directive(units: Path):
     unit = units / "shipper.service"
     unit.write_text(unit.read_text().replace("TimeoutStopSec", "TimeoutStopSecs"))
     assert "TimeoutStopSecs" in run(tool("systemd-analyze"), "verify", "--man=no", unit).stdout
 
 
 @pytest.mark.parametrize("name", UNITS[:2])
-def test_a_unit_is_confined_so_far_that_systemd_calls_it_ok(name: str, units: Path):
+def test_systemd_rates_the_confinement_of_each_unit_as_ok(name: str, units: Path):
     result = run(tool("systemd-analyze"), "security", "--offline=true", "--threshold=20", "--no-pager", units / name)
     assert_content(result)
 
 
 @pytest.mark.parametrize("name", UNITS[:2])
-def test_a_unit_leaves_no_core_and_its_watchdog_asks_before_it_kills(name: str):
+def test_a_unit_writes_no_core_dump_and_its_watchdog_sends_a_signal_before_it_kills(name: str):
     lines = (CONFIG / "systemd" / name).read_text().splitlines()
     assert {"LimitCORE=0", "PrivateUsers=yes", "ProcSubset=pid"} <= set(lines)
     assert ("WatchdogSignal=SIGTERM" in lines) == any(line.startswith("WatchdogSec=") for line in lines)
@@ -77,7 +77,7 @@ def rotation(name: str, replacements: Mapping[str, str], folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(("name", "owner"), [("acquisitions", "accounts accounts"), ("shipper", "shipper shipper")])
-def test_logrotate_takes_the_rotation(name: str, owner: str, tmp_path: Path):
+def test_logrotate_accepts_the_rotation(name: str, owner: str, tmp_path: Path):
     logrotate = tool("logrotate")
     here = f"{getpass.getuser()} {grp.getgrgid(os.getegid()).gr_name}"
     path = rotation(name, {owner: here}, tmp_path)
@@ -87,7 +87,7 @@ def test_logrotate_takes_the_rotation(name: str, owner: str, tmp_path: Path):
     assert "rotating pattern: /var/log/" in result.stdout
 
 
-def test_what_logrotate_renames_and_compresses_is_delivered_once(
+def test_files_renamed_and_compressed_by_logrotate_are_delivered_once(
     tmp_path: Path, shipper: Shipper, service: Service, sample: Sample
 ):
     logrotate = tool("logrotate")
@@ -118,7 +118,7 @@ def test_what_logrotate_renames_and_compresses_is_delivered_once(
 # Kubernetes -------------------------------------------------------------------------------------------------------
 
 
-def test_a_manifest_fits_the_schemas_of_the_oldest_kubernetes_that_it_is_for_and_of_the_newest():
+def test_a_manifest_matches_the_schemas_of_the_oldest_and_newest_supported_kubernetes():
     validate = tool("kubernetes-validate")
     oldest = {CONFIG / "kubernetes/sidecar.yaml": "1.29", CONFIG / "kubernetes/cronjob.yaml": "1.31"}
     for path, least in oldest.items():
@@ -127,7 +127,7 @@ def test_a_manifest_fits_the_schemas_of_the_oldest_kubernetes_that_it_is_for_and
     assert_content(run(validate, "--strict", *oldest))
 
 
-def test_a_field_that_is_misspelt_does_not_fit_the_schemas(tmp_path: Path):
+def test_the_schemas_reject_a_misspelt_field(tmp_path: Path):
     validate = tool("kubernetes-validate")
     text = (CONFIG / "kubernetes/sidecar.yaml").read_text()
     (tmp_path / "bad.yaml").write_text(text.replace("terminationGracePeriodSeconds", "terminationGraceSeconds"))
@@ -139,18 +139,18 @@ def test_a_field_that_is_misspelt_does_not_fit_the_schemas(tmp_path: Path):
 # Containers -------------------------------------------------------------------------------------------------------
 
 
-def test_hadolint_has_nothing_to_say_about_the_containerfile():
+def test_hadolint_finds_no_fault_in_the_containerfile():
     result = run(tool("hadolint"), CONFIG / "container/Containerfile")
     assert (result.returncode, result.stdout) == (0, "")
 
 
-def test_hadolint_would_notice_an_image_without_a_version(tmp_path: Path):
+def test_hadolint_reports_an_image_without_a_version(tmp_path: Path):
     text = (CONFIG / "container/Containerfile").read_text()
     (tmp_path / "Containerfile").write_text(text.replace("python:3.13-slim", "python"))
     assert "DL3006" in run(tool("hadolint"), tmp_path / "Containerfile").stdout
 
 
-def test_a_container_of_the_rehearsal_can_change_nothing_but_its_volumes_and_is_bounded():
+def test_a_container_of_the_compose_example_can_write_only_to_its_volumes_and_has_limits():
     for name, service in yaml.safe_load(COMPOSE.read_text())["services"].items():
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"], name
@@ -170,13 +170,13 @@ def compose_command() -> list[str]:
     return [tool("docker-compose")]
 
 
-def test_compose_takes_the_rehearsal():
+def test_compose_accepts_the_example():
     result = run(*compose_command(), "--file", COMPOSE, "--profile", "monitoring", "config", "--quiet")
     assert (result.returncode, result.stdout) == (0, "")
 
 
-def test_the_rehearsal_delivers_what_its_application_writes(tmp_path: Path):
-    """What the containers would run, as processes that share a folder instead of a volume."""
+def test_the_compose_example_delivers_what_its_application_writes(tmp_path: Path):
+    """The containers' commands run as processes that share a folder instead of a volume."""
     services = yaml.safe_load(COMPOSE.read_text())["services"]
     port = free_port()
     environment = {
@@ -194,7 +194,7 @@ def test_the_rehearsal_delivers_what_its_application_writes(tmp_path: Path):
             started([SHIPPER, *services["shipper"]["command"]], tmp_path, environment) as shipper,
         ):
             with started([*services["application"]["entrypoint"], *application_command], tmp_path):
-                wait_until(lambda: listens(port), "the address of shipper is open")
+                wait_until(lambda: listens(port), "the address of shipper accepts connections")
                 wait_until(lambda: is_healthy(services["shipper"], tmp_path, {":9464": f":{port}"}), "shipper is up")
                 wait_until(lambda: service.stored >= 200, "events arrive")
             shipper.terminate()
@@ -225,7 +225,7 @@ def is_healthy(service: Mapping, folder: Path, replacements: Mapping[str, str] =
 def started(
     command: list[str | Path], folder: Path, environment: Mapping[str, str] = {}
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process, and in the end kill it and what it has started."""
+    """Run a process; at the end, kill it and its children."""
     kept = {"PATH": f"{SHIPPER.parent}:{os.environ['PATH']}", "HOME": str(folder)}
     with (folder / f"{len(list(folder.glob('*.log')))}.log").open("wb") as log:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What producers write instead of the wire form: CSV exports, nested JSON, whole batches, sloppy values."""
+"""Input other than the wire form: CSV exports, nested JSON, whole batches, sloppy values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def csv_text(rows: list[dict], *, delimiter: str = ",", **options) -> bytes:
 
 
 def example(shipper: Shipper, name: str) -> Path:
-    """Put an example of config/ where a test can use it: with the test's service in place of the example's."""
+    """Copy an example of config/ with the test's service instead of the example's."""
     text = (CONFIG / name).read_text().replace('base_url = "https://intake.example.com"\n', "base_url = '$'\n")
     assert "'$'" in text
     path = shipper.folder / name
@@ -51,7 +51,7 @@ def run(shipper: Shipper, *arguments: str | Path, config: Path, **options):
     return shipper.run(*arguments, "--config", config, "--summary", "json", configured=False, **options)
 
 
-def test_a_csv_export_is_shipped_by_the_example_and_a_bad_row_is_replayed_when_the_mapping_is_mended(
+def test_the_example_ships_a_csv_export_and_a_bad_row_is_replayed_after_the_mapping_is_corrected(
     shipper: Shipper, service: Service, sample: Sample
 ):
     countries = {"GB": "United Kingdom", "IE": "Ireland", "DE": "Germany"}
@@ -97,7 +97,7 @@ def test_a_csv_export_is_shipped_by_the_example_and_a_bad_row_is_replayed_when_t
     assert (state.read, state.accepted, state.dead_lettered) == (300, 300, 0) == (300, service.stored, 0)
 
 
-def test_nested_json_without_ids_is_shipped_by_the_example_and_gets_the_same_ids_again(
+def test_the_example_ships_nested_json_without_ids_and_derives_the_same_ids_again(
     shipper: Shipper, service: Service, sample: Sample
 ):
     def nested(event: dict) -> bytes:
@@ -131,8 +131,8 @@ def test_nested_json_without_ids_is_shipped_by_the_example_and_gets_the_same_ids
         assert stored(service, event_id) == wanted if event is events[0] else event_id
 
 
-def test_csv_and_batches_go_on_where_they_were_killed(shipper: Shipper, fake: FakeService, sample: Sample, rng: Random):
-    """Each of them beyond a read of 1 MiB; the batches of any size, laid out closely or with a line for each field."""
+def test_csv_and_json_batches_resume_after_a_kill(shipper: Shipper, fake: FakeService, sample: Sample, rng: Random):
+    """Each file exceeds a read of 1 MiB; batches have any size and are compact or indented."""
     shipper.target = fake.target
     rows = documents(sample.lines[:8000])
     for row in rows[::100]:
@@ -153,7 +153,7 @@ def test_csv_and_batches_go_on_where_they_were_killed(shipper: Shipper, fake: Fa
         running = shipper.start("backfill", *files, settings=FULL)
         running.wait_until(
             lambda hung_at=hung_at: fake.requests == hung_at and len(fake.event_ids()) == shipper.read_state().accepted,
-            "a part is settled",
+            "some records are settled",
         )
         running.kill()
         assert first < shipper.read_state().accepted < last, "it was not killed in the middle of a file"
@@ -167,7 +167,7 @@ def test_csv_and_batches_go_on_where_they_were_killed(shipper: Shipper, fake: Fa
     assert names == ['two\nlines, and "quotes"'] * 80
 
 
-def test_each_file_of_a_folder_is_read_in_its_own_format_and_a_bad_record_is_kept_as_it_came(
+def test_each_file_of_a_folder_is_read_in_its_own_format_and_a_bad_record_is_kept_byte_for_byte(
     shipper: Shipper, service: Service, sample: Sample
 ):
     folder = shipper.folder / "mixed"
@@ -196,7 +196,7 @@ def test_each_file_of_a_folder_is_read_in_its_own_format_and_a_bad_record_is_kep
         assert b"192.0.2.256" in letter.raw
 
 
-def test_a_followed_csv_ships_rows_as_they_come_and_keeps_its_header(
+def test_rows_appended_to_a_followed_csv_are_shipped_with_its_header(
     shipper: Shipper, service: Service, sample: Sample
 ):
     file = shipper.folder / "live.csv"
@@ -219,7 +219,7 @@ def test_a_followed_csv_ships_rows_as_they_come_and_keeps_its_header(
     assert shipper.read_state().read == 30
 
 
-def test_sloppy_values_are_put_right_and_unknown_fields_dropped(shipper: Shipper, service: Service, sample: Sample):
+def test_sloppy_values_are_normalized_and_unknown_fields_dropped(shipper: Shipper, service: Service, sample: Sample):
     def sloppy(line: bytes) -> bytes:
         event = json.loads(line)
         return changed(
@@ -248,12 +248,12 @@ def test_sloppy_values_are_put_right_and_unknown_fields_dropped(shipper: Shipper
     assert findings["normalized"]["EventId"] == 100
 
 
-def test_what_is_neither_csv_nor_batch_is_refused_with_a_way_out(shipper: Shipper, sample: Sample):
+def test_a_file_that_is_neither_csv_nor_json_batch_is_refused_with_a_remedy(shipper: Shipper, sample: Sample):
     file = shipper.folder / "deposits.json"
     file.write_text(json.dumps({"EventType": "Deposit", "events": documents(sample.lines[:5000])}))
     result = shipper.backfill(file, settings={"input.format": "batch"})
     assert result.returncode == 4
-    assert "is input.format right?" in result.stderr
+    assert "is input.format correct?" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_what_is_neither_csv_nor_batch_is_refused_with_a_way_out(shipper: Shippe
         ("backfill", "event_id_fields", "['Name']", "records.event_id_fields: 'Name' is not a field"),
     ],
 )
-def test_a_mistake_in_the_settings_is_found_at_the_start_and_named(
+def test_an_error_in_the_settings_is_reported_at_startup(
     shipper: Shipper, sample: Sample, command: str, key: str, value: str, message: str
 ):
     file = shipper.folder / "events.ndjson"
@@ -273,8 +273,8 @@ def test_a_mistake_in_the_settings_is_found_at_the_start_and_named(
     assert message in result.stderr
 
 
-def test_the_values_of_a_file_without_a_header_are_not_taken_for_names_of_fields(shipper: Shipper, sample: Sample):
-    """An address or a user name must not be shown, also where it stands in the place of a column's name."""
+def test_the_values_of_a_file_without_a_header_are_not_shown_as_column_names(shipper: Shipper, sample: Sample):
+    """An address or a user name must not be shown, not even in place of a column name."""
     rows = [",".join(map(str, json.loads(line).values())) for line in sample.lines[:5]]
     (shipper.folder / "rows.csv").write_text("\n".join(rows) + "\n")
     result = shipper.run("validate", "rows.csv", settings={"input.format": "csv"})
@@ -302,7 +302,7 @@ def test_blank_lines_before_the_header_are_skipped(shipper: Shipper, service: Se
 @pytest.mark.parametrize(
     "first", [b"Export started, please wait\n", b"2026-11-01 10:00:00, INFO, Brand, ok\n", b"IP, \n"]
 )
-def test_a_sentence_in_front_of_json_is_one_dead_letter_and_no_header(
+def test_a_line_of_text_before_json_is_a_dead_letter_and_no_header(
     shipper: Shipper, service: Service, sample: Sample, first: bytes
 ):
     data = first + b"".join(sample.lines[:20])
@@ -313,7 +313,7 @@ def test_a_sentence_in_front_of_json_is_one_dead_letter_and_no_header(
     service.assert_holds_exactly(sample.ids[:40])
 
 
-def test_a_header_is_known_by_the_names_of_fields_in_any_case_or_by_those_that_the_mapping_reads(
+def test_a_header_is_recognised_by_field_names_in_any_case_or_by_names_in_the_mapping(
     shipper: Shipper, service: Service, sample: Sample
 ):
     names = list(json.loads(sample.lines[0]))
@@ -328,15 +328,15 @@ def test_a_header_is_known_by_the_names_of_fields_in_any_case_or_by_those_that_t
         result = shipper.backfill(file, settings={"records.mapping": written})
         accepted = 0 if file == "lower.csv" else 10
         assert result.counts() == (10, accepted, 10 - accepted, 0, 0)
-    assert set(shipper.read_state().rules) == {"event_id"}, "the rows of a header in lower case are rows"
+    assert set(shipper.read_state().rules) == {"event_id"}, "rows under a header in lower case are read"
     service.assert_holds_exactly(sample.ids[:20])
 
 
 @pytest.mark.parametrize("form", ["auto", "csv"])
-def test_a_header_that_names_a_column_twice_is_refused_and_the_column_named(
+def test_a_header_with_a_repeated_column_is_refused_and_the_column_named(
     shipper: Shipper, service: Service, sample: Sample, form: str
 ):
-    """Nobody can say which value is meant; a file waits to be mended, what came through a pipe is in dead letters."""
+    """The meaning is ambiguous; a file waits to be corrected, and piped input becomes dead letters."""
     names = [*json.loads(sample.lines[0]), "IP", "", ""]
     rows = "".join(",".join([*map(str, event.values()), "192.0.2.7,,\n"]) for event in documents(sample.lines[:3]))
     file = shipper.folder / "a.csv"
@@ -359,10 +359,10 @@ def test_a_header_that_names_a_column_twice_is_refused_and_the_column_named(
     assert shipper.backfill(file, settings=settings).counts() == (3, 3, 0, 0, 0)
 
 
-def test_a_header_that_takes_much_memory_is_refused_and_one_of_many_columns_is_not(
+def test_a_header_that_takes_much_memory_is_refused_but_one_with_many_columns_is_not(
     shipper: Shipper, service: Service, sample: Sample
 ):
-    """What is known of a file stays in memory as long as the file is there."""
+    """The header stays in memory as long as the file exists."""
     (event,) = documents(sample.lines[:1])
     file = shipper.folder / "a.csv"
     for more, length, is_fine in ((987, 9, True), (988, 9, False), (100, 1000, False)):
@@ -372,7 +372,7 @@ def test_a_header_that_takes_much_memory_is_refused_and_one_of_many_columns_is_n
         assert result.counts() == (is_fine, is_fine, 0, 0, 0)
         assert ("the header has 1,001 columns in" in result.stderr) == (more == 988)
         assert ("the header has 113 columns in" in result.stderr) == (length == 1000)
-        if not is_fine:  # of an archive, how its records lie is found out elsewhere
+        if not is_fine:  # the format of an archive is detected elsewhere
             archive = file.with_suffix(".csv.gz")
             archive.write_bytes(gzip.compress(file.read_bytes()))
             result = shipper.backfill(archive, settings={"input.format": "csv"})
@@ -380,8 +380,8 @@ def test_a_header_that_takes_much_memory_is_refused_and_one_of_many_columns_is_n
             assert "the header has 1" in result.stderr
 
 
-def test_a_header_alone_does_not_make_a_new_file_an_old_one(shipper: Shipper, service: Service, sample: Sample):
-    """Exports of each day begin alike, and a day may have no rows."""
+def test_a_new_file_with_the_same_header_as_an_old_one_is_read(shipper: Shipper, service: Service, sample: Sample):
+    """Daily exports have the same header, and a day may have no rows."""
     tail = Tail(shipper, service, sample)
     header, *rows = csv_text(documents(sample.lines[:10])).splitlines(keepends=True)
     monday, tuesday = tail.folder / "monday.csv", tail.folder / "tuesday.csv"
@@ -397,7 +397,7 @@ def test_a_header_alone_does_not_make_a_new_file_an_old_one(shipper: Shipper, se
     assert running.stderr.count("source_opened") == 1
 
 
-def test_a_mapping_that_names_a_column_which_is_not_there_is_told(shipper: Shipper, sample: Sample):
+def test_a_mapping_to_a_missing_column_is_reported(shipper: Shipper, sample: Sample):
     names = [*json.loads(sample.lines[0]), "marke"]
     row = [*map(str, json.loads(sample.lines[0]).values()), "11"]
     (shipper.folder / "a.csv").write_text(",".join(names) + "\n" + ",".join(row) + "\n")

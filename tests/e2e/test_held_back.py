@@ -1,4 +1,4 @@
-"""An input that is unlike records, or a clock that is behind: the dead letters are not filled with it."""
+"""An input with systematic errors, or a clock that is behind, does not fill the dead letters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import QUICK, Result, Service, Shipper, changed, sandbox
-from tests.e2e.files import told
+from tests.e2e.files import log_lines
 from tests.e2e.operated import Admin
 from tests.e2e.surroundings import spooled
 
@@ -30,7 +30,7 @@ def write(folder: Path, name: str, lines: Iterable[bytes]) -> Path:
 
 
 def renamed(line: bytes) -> bytes:
-    """Write a record under names that shipper does not know."""
+    """Return the record under unknown field names."""
     return json.dumps({f"x_{name}": value for name, value in json.loads(line).items()}).encode() + b"\n"
 
 
@@ -49,7 +49,7 @@ def assert_held_back(result: Result, *words: str) -> None:
         assert each in result.summary["message"], result.summary["message"]
 
 
-def test_a_file_of_wrong_column_names_costs_no_more_letters_than_the_limit_however_often_it_is_tried(
+def test_a_file_with_wrong_column_names_causes_no_more_dead_letters_than_the_limit_in_all_attempts(
     shipper: Shipper, service: Service, sample: Sample
 ):
     out = io.StringIO()
@@ -66,7 +66,7 @@ def test_a_file_of_wrong_column_names_costs_no_more_letters_than_the_limit_howev
     assert service.stored == 0
 
 
-def test_a_mended_mapping_delivers_the_rest_and_a_replay_the_letters(
+def test_the_rest_is_delivered_after_a_corrected_mapping_and_dead_letters_by_a_replay(
     shipper: Shipper, service: Service, sample: Sample
 ):
     file = write(shipper.folder, "own.ndjson", map(renamed, sample.lines[:3_000]))
@@ -77,7 +77,7 @@ def test_a_mended_mapping_delivers_the_rest_and_a_replay_the_letters(
     service.assert_holds_exactly(sample.ids[:3_000])
 
 
-def test_what_is_good_before_it_is_delivered_and_nothing_twice(shipper: Shipper, service: Service, sample: Sample):
+def test_good_records_before_the_bad_ones_are_delivered_once(shipper: Shipper, service: Service, sample: Sample):
     file = write(shipper.folder, "mixed.ndjson", [*sample.lines[:2_500], *FOREIGN])
     result = shipper.backfill(file)
     assert_held_back(result, "1,000 records in a row", "json")
@@ -85,11 +85,11 @@ def test_what_is_good_before_it_is_delivered_and_nothing_twice(shipper: Shipper,
     assert service.times_received() == dict.fromkeys(sample.ids[:2_500], 1)
 
 
-@pytest.mark.parametrize("first", [0, 1], ids=["from the start", "behind a good record"])
-def test_bad_records_up_to_the_limit_are_letters_and_the_good_ones_behind_them_are_delivered(
+@pytest.mark.parametrize("first", [0, 1], ids=["from the start", "after a good record"])
+def test_bad_records_up_to_the_limit_become_dead_letters_and_later_good_ones_are_delivered(
     shipper: Shipper, service: Service, sample: Sample, first: int
 ):
-    """One more is too many, but for whom raises the limit or switches it off."""
+    """One more exceeds the limit, unless it is raised or switched off."""
     good = sample.lines[first : first + 1_500]
     file = write(shipper.folder, "a.ndjson", [*sample.lines[:first], *FOREIGN[:LIMIT], *good])
     assert shipper.run("backfill", file, "--summary", "json").counts() == (2_500 + first, 1_500 + first, LIMIT, 0, 0)
@@ -104,7 +104,7 @@ def test_bad_records_up_to_the_limit_are_letters_and_the_good_ones_behind_them_a
     assert shipper.backfill(other, settings={"records.mistake_limit": 0}).counts() == (5_100, 100, 5_000, 0, 0)
 
 
-def test_many_small_files_are_noticed_as_one_big_one_is(shipper: Shipper, service: Service):
+def test_the_limit_counts_across_many_small_files(shipper: Shipper, service: Service):
     folder = shipper.folder / "exports"
     folder.mkdir()
     for number in range(50):
@@ -113,7 +113,7 @@ def test_many_small_files_are_noticed_as_one_big_one_is(shipper: Shipper, servic
     assert len(shipper.read_state().dead_letters) == LIMIT
 
 
-def test_a_file_whose_name_is_no_text_is_named_all_the_same(shipper: Shipper, service: Service):
+def test_a_file_with_an_undecodable_name_is_named(shipper: Shipper, service: Service):
     path = os.fsdecode(os.fsencode(shipper.folder) + b"/\xff\n\x1b.log")
     Path(path).write_bytes(b"".join(FOREIGN))
     result = shipper.backfill(path)
@@ -122,7 +122,7 @@ def test_a_file_whose_name_is_no_text_is_named_all_the_same(shipper: Shipper, se
     assert "\\xff" in result.stderr.splitlines()[-1]
 
 
-def test_what_a_pipe_was_fed_stays_in_the_spool(shipper: Shipper, service: Service, sample: Sample):
+def test_piped_input_stays_in_the_spool(shipper: Shipper, service: Service, sample: Sample):
     result = shipper.pipe(b"".join([*FOREIGN[:3_000], *sample.lines[:100]]))
     assert_held_back(result, "producer | shipper validate -")
     assert len(shipper.read_state().dead_letters) == LIMIT
@@ -130,7 +130,7 @@ def test_what_a_pipe_was_fed_stays_in_the_spool(shipper: Shipper, service: Servi
     assert shipper.pipe(settings={"records.mistake_limit": 0}).counts() == (2_100, 100, 2_000, 0, 0)
 
 
-def test_validate_and_replay_know_no_limit(shipper: Shipper, service: Service):
+def test_validate_and_replay_have_no_limit(shipper: Shipper, service: Service):
     file = write(shipper.folder, "foreign.log", FOREIGN)
     shown = shipper.run("validate", file, "--format", "json", check=False)
     assert shown.returncode == 3
@@ -140,7 +140,7 @@ def test_validate_and_replay_know_no_limit(shipper: Shipper, service: Service):
     assert (replayed.returncode, replayed.counts()) == (3, (5_000, 0, 5_000, 0, 0))
 
 
-def test_run_pauses_says_why_and_goes_on_when_the_mapping_was_mended_and_read_again(
+def test_run_pauses_with_a_reason_and_resumes_after_a_corrected_mapping_is_reloaded(
     shipper: Shipper, service: Service, sample: Sample
 ):
     logs = shipper.folder / "logs"
@@ -156,10 +156,12 @@ def test_run_pauses_says_why_and_goes_on_when_the_mapping_was_mended_and_read_ag
     (pause,) = admin.status()["live"]["pauses"]
     assert str(file) in pause["message"]
     assert "SIGHUP" in pause["advice"]
-    # `status` reads the snapshot on the disk, which is written a moment later.
-    running.wait_until(lambda: "1,000 records in a row" in shipper.run("status", check=False).stdout, "status says so")
+    # `status` reads the snapshot on the disk, which is written shortly afterwards.
+    running.wait_until(
+        lambda: "1,000 records in a row" in shipper.run("status", check=False).stdout, "status reports the pause"
+    )
 
-    running.process.send_signal(signal.SIGHUP)  # nothing was mended
+    running.process.send_signal(signal.SIGHUP)  # without a correction
     running.wait_for("settings_reloaded")
     add_to_config(shipper, mapping(sample.lines[0]))
     running.process.send_signal(signal.SIGHUP)
@@ -168,11 +170,11 @@ def test_run_pauses_says_why_and_goes_on_when_the_mapping_was_mended_and_read_ag
     running.wait_until(lambda: admin.get("/readyz").status_code == 200, "it is ready")
     assert running.stop().returncode == 0
     assert len(shipper.read_state().dead_letters) == LIMIT
-    (paused,) = told(running, "delivery_paused")
+    (paused,) = log_lines(running, "delivery_paused")
     assert paused["reason"] == "input_unlike_records"
 
 
-def test_a_run_that_is_held_back_stops_at_once_with_what_it_has_not_read_pending(
+def test_a_run_that_is_held_back_stops_at_once_with_unread_records_pending(
     shipper: Shipper, service: Service, sample: Sample
 ):
     logs = shipper.folder / "logs"
@@ -185,7 +187,7 @@ def test_a_run_that_is_held_back_stops_at_once_with_what_it_has_not_read_pending
     file.unlink()
     write(logs, "good.ndjson", sample.lines[:100])
     running = shipper.start("run", settings=settings)
-    running.wait_until(lambda: service.stored == 100, "the file was taken away, and the run goes on")
+    running.wait_until(lambda: service.stored == 100, "the file was removed, and the run resumes")
     assert running.stop().returncode == 0
 
 
@@ -198,9 +200,9 @@ def now_by(seconds: float) -> str:
     return (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def test_a_clock_that_is_a_year_behind_makes_no_letters_of_good_records(shipper: Shipper, sample: Sample):
-    """The service's clock is the right one; before the first request, nothing is known of it."""
-    shipper.shortened |= {"shipper.pipeline.hold.FAIL_FAST_S": 0.3}
+def test_good_records_are_not_dead_lettered_if_the_clock_is_a_year_behind(shipper: Shipper, sample: Sample):
+    """The service's clock is correct, but unknown before the first request."""
+    shipper.shortened |= {"shipper.pipeline.packer.FAIL_FAST_S": 0.3}
     year_s = 365 * 86_400.0
     lines = [changed(line, Timestamp=now_by(year_s - 60 - number)) for number, line in enumerate(sample.lines[:1_500])]
     file = write(shipper.folder, "events.ndjson", lines)
@@ -210,14 +212,14 @@ def test_a_clock_that_is_a_year_behind_makes_no_letters_of_good_records(shipper:
         assert (result.returncode, result.summary["outcome"]) == (4, "gave_up")
         for words in ("clock", "behind the service's", "NTP", "records.max_future_seconds"):
             assert words in result.summary["message"]
-        (paused,) = told(result, "delivery_paused")
+        (paused,) = log_lines(result, "delivery_paused")
         assert paused["reason"] == "clock"
         assert shipper.read_state().dead_letters == ()
         settings = {"records.max_future_seconds": 366 * 86_400}
         assert shipper.backfill(file, settings=settings).counts() == (1_500, 1_500, 0, 0, 0)
 
 
-def test_records_that_do_come_from_the_future_are_letters(shipper: Shipper, service: Service, sample: Sample):
+def test_records_with_times_in_the_future_become_dead_letters(shipper: Shipper, service: Service, sample: Sample):
     file = write(
         shipper.folder, "events.ndjson", [changed(line, Timestamp=now_by(86_400)) for line in sample.lines[:300]]
     )
@@ -227,25 +229,27 @@ def test_records_that_do_come_from_the_future_are_letters(shipper: Shipper, serv
     assert "max_future_seconds" in shipper.read_state().dead_letters[0].message
 
 
-def test_a_service_that_cannot_be_asked_for_the_time_is_waited_for(shipper: Shipper, sample: Sample, service: Service):
+def test_delivery_waits_for_a_service_that_cannot_be_asked_for_the_time(
+    shipper: Shipper, sample: Sample, service: Service
+):
     file = write(
         shipper.folder, "events.ndjson", [changed(line, Timestamp=now_by(86_400)) for line in sample.lines[:300]]
     )
     right, shipper.target = shipper.target, shipper.target._replace(base_url="http://127.0.0.1:9")
-    shipper.shortened |= {"shipper.pipeline.hold.FAIL_FAST_S": 0.3}
+    shipper.shortened |= {"shipper.pipeline.packer.FAIL_FAST_S": 0.3}
     result = shipper.backfill(file, settings={"delivery.give_up_after_seconds": 1})
     assert (result.returncode, result.summary["outcome"]) == (4, "gave_up")
-    assert result.summary["seconds"] >= 1, "that is no fault of the set-up"
-    assert "cannot be asked for the time" in result.summary["message"]
+    assert result.summary["seconds"] >= 1, "this is no set-up error"
+    assert "the service's time is unknown" in result.summary["message"]
     shipper.target = shipper.target._replace(base_url="https://intake.invalid")
-    assert "is not found" in shipper.backfill(file).summary["message"]
+    assert "was not found" in shipper.backfill(file).summary["message"]
     assert shipper.read_state().dead_letters == ()
     shipper.target = right
     assert shipper.backfill(file).returncode == 3
 
 
 @pytest.mark.skipif(not FAKETIME, reason="libfaketime is not installed")
-def test_a_run_whose_clock_is_set_right_goes_on_by_itself(shipper: Shipper, service: Service, sample: Sample):
+def test_a_run_resumes_when_its_clock_is_corrected(shipper: Shipper, service: Service, sample: Sample):
     clock = shipper.folder / "clock"
     clock.write_text("-365d\n")
     file = write(shipper.folder, "events.ndjson", [changed(line, Timestamp=now_by(-60)) for line in sample.lines[:300]])

@@ -1,4 +1,4 @@
-"""Answers that mean harm, from the socket to the verdict: none ends the run, is read for ever, or is believed."""
+"""Hostile answers, from the socket to the verdict: none ends the run, is read for ever, or is trusted."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Shipper
-from tests.stage.servers import ACCEPTED, Origin, Reply
+from tests.servers import ACCEPTED, Origin, Reply
 
 CLOSING = ACCEPTED.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
 DIGITS = b"9" * 5000
 ZEROS = b"1" + b"0" * 400
 DEEP = b"[" * 200_000
-# As deep as can be read, which may be deeper than what was read can be written again.
+# As deep as can be parsed, which may be deeper than can be serialized.
 NESTED = tuple(b'{"ok":false,"status":"x","0":%b}' % (b"[" * depth + b"]" * depth) for depth in range(900, 1_000))
-FLOOD_MAX = 64 << 20  # twice the most that is read of an answer, and what lies in the sockets
+FLOOD_MAX = 64 << 20  # twice the limit for an answer, plus socket buffers
 
 
 def answer(body: bytes, status: bytes = b"202 Accepted", *headers: bytes) -> bytes:
@@ -27,7 +27,7 @@ def answer(body: bytes, status: bytes = b"202 Accepted", *headers: bytes) -> byt
     return b"\r\n".join([*lines, b"", body])
 
 
-# Each is for one record, which is accepted at the next attempt.
+# Each answers a request with one record, which is accepted at the next attempt.
 ANSWERS: tuple[bytes, ...] = (
     *(answer(b'{"status":"%b"}' % DIGITS), answer(b'{"status":%b}' % DIGITS), answer(b'{"status":-%b}' % ZEROS)),
     *(answer(b'{"accepted":%b}' % number) for number in (DIGITS, ZEROS, b'"%b"' % DIGITS, b"1e400", b"-0.0")),
@@ -49,7 +49,7 @@ ANSWERS: tuple[bytes, ...] = (
 
 
 def and_end(data: bytes) -> Reply:
-    """Reply with these bytes alone, so that nobody waits for more of them."""
+    """Reply with these bytes and close, so that the client does not wait for more."""
 
     def reply(connection: socket.socket) -> None:
         connection.sendall(data)
@@ -60,10 +60,10 @@ def and_end(data: bytes) -> Reply:
 
 class Flood:
     """
-    A reply without an end: `head`, and then `piece` for ever.
+    An endless reply: `head`, then `piece` for ever.
 
     Attributes:
-        sent: Bytes until the connection was closed.
+        sent: Bytes sent until the connection was closed.
     """
 
     def __init__(self, head: bytes, piece: bytes) -> None:
@@ -97,10 +97,8 @@ def floods() -> list[Flood]:
 
 
 @pytest.mark.parametrize("between", [CLOSING, ACCEPTED], ids=["first on a connection", "later on a connection"])
-def test_no_answer_whatever_it_holds_ends_the_run_or_is_read_for_ever(
-    between: bytes, shipper: Shipper, sample: Sample, tmp_path: Path
-):
-    """Instead of a later answer, it may be the sign of a stale connection."""
+def test_no_answer_ends_the_run_or_is_read_for_ever(between: bytes, shipper: Shipper, sample: Sample, tmp_path: Path):
+    """On new connections, and on reused ones, where a broken answer may indicate a stale connection."""
     endless = floods()
     hostile: list[Reply] = [*map(and_end, ANSWERS), *endless]
     file = tmp_path / "events.ndjson"
@@ -121,14 +119,14 @@ def test_no_answer_whatever_it_holds_ends_the_run_or_is_read_for_ever(
             },
         )
     assert (result.returncode, result.counts()) == (0, (len(hostile) + 1, len(hostile) + 1, 0, 0, 0))
-    # A connection that is closed behind an answer may be reset before that is read; then the request comes once more.
-    assert len(origin.requests) >= len(replies), "an answer was not given"
+    # A connection closed after an answer may be reset before the answer is read; then the request is repeated.
+    assert len(origin.requests) >= len(replies), "an answer was not sent"
     assert {flood.sent <= FLOOD_MAX for flood in endless} == {True}, [flood.sent for flood in endless]
     assert result.peak_bytes < 400 << 20
 
 
 @pytest.mark.parametrize("expires_in", [ZEROS, b'"%b"' % ZEROS, DIGITS, b"-" + ZEROS, b"1e400", b"true", b"[]"])
-def test_a_token_of_whatever_lifetime_is_used(expires_in: bytes, shipper: Shipper, sample: Sample, tmp_path: Path):
+def test_a_token_with_any_lifetime_is_used(expires_in: bytes, shipper: Shipper, sample: Sample, tmp_path: Path):
     file = tmp_path / "events.ndjson"
     file.write_bytes(b"".join(sample.lines[:10]))
     good = answer(b'{"access_token":"a","token_type":"Bearer"}', b"200 OK")

@@ -1,4 +1,4 @@
-"""Clients of the admin address, and services, that mean harm: the pipeline goes on, and so do the probes."""
+"""Hostile clients of the admin address and hostile services: pipeline and probes keep working."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import pytest
 from shipper.system.serving import address_of
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper
-from tests.e2e.files import open_files
+from tests.e2e.files import append, open_files, wait_for_events
 from tests.e2e.operated import Admin, Start
-from tests.e2e.test_follow import append, wait_for_events
 
 BEGINNINGS = (b"", b"G", b"GET / HTTP/1.1\r\n", b"GET /status HTTP/1.1\r\nHost: x\r\nX-Slow: ", b"POST / HTTP/1.1\r\n")
 MALFORMED = (
@@ -45,7 +44,7 @@ def connections() -> Iterator[ExitStack]:
 
 
 def _hold(stack: ExitStack, admin: Admin, count: int) -> list[socket.socket]:
-    """Open connections that begin a request and never end it."""
+    """Open connections with unfinished requests."""
     held = []
     for number in range(count):
         held.append(stack.enter_context(socket.create_connection(_address(admin), timeout=10)))
@@ -53,32 +52,30 @@ def _hold(stack: ExitStack, admin: Admin, count: int) -> list[socket.socket]:
     return held
 
 
-def test_clients_that_never_end_their_request_hurt_neither_the_pipeline_nor_the_probes(
+def test_clients_with_unfinished_requests_disturb_neither_the_pipeline_nor_the_probes(
     start: Start, folder: Path, service: Service, sample: Sample, connections: ExitStack
 ):
     append(folder / "a.ndjson", sample.lines[:10])
     running = start()
     admin = Admin(running)
     held = _hold(connections, admin, 200)
-    assert admin.get("/healthz").status_code == 200, "at once"
+    assert admin.get("/healthz").status_code == 200, "it answers at once"
     wait_for_events(running, service, sample.ids[:10])
     for number in range(10, 20):
         _hold(connections, admin, 5)
         append(folder / "a.ndjson", [sample.lines[number]])
         for client in held[:50]:
-            with suppress(ConnectionError):  # what can become no request any more is cut off
+            with suppress(ConnectionError):  # requests that cannot become valid are disconnected
                 client.sendall(b"x")
         assert admin.get("/healthz").status_code == 200
         assert admin.get("/readyz").text == "ready\n"
     wait_for_events(running, service, sample.ids[:20])
     assert admin.get("/metrics").status_code == 200
-    assert running.stop(limit_s=10).returncode == 0, "they hold up its end"
+    assert running.stop(limit_s=10).returncode == 0, "they delay the shutdown"
 
 
-def test_of_a_crowd_that_comes_at_once_each_is_listened_to_before_he_may_be_cut_off(
-    start: Start, connections: ExitStack
-):
-    """One of them may be a probe. They come while the process is held, after others that ask for nothing."""
+def test_each_of_many_simultaneous_clients_is_read_before_it_can_be_disconnected(start: Start, connections: ExitStack):
+    """One of them may be a probe. They connect while the process is suspended, after idle clients."""
     running = start()
     admin = Admin(running)
     _hold(connections, admin, 40)
@@ -93,7 +90,7 @@ def test_of_a_crowd_that_comes_at_once_each_is_listened_to_before_he_may_be_cut_
     assert {client.recv(1000)[:13] for client in crowd} == {b"HTTP/1.1 200 "}
 
 
-def test_more_clients_than_descriptors_do_not_keep_files_from_being_read(
+def test_files_are_read_though_clients_outnumber_the_descriptors(
     start: Start, folder: Path, service: Service, sample: Sample, connections: ExitStack
 ):
     append(folder / "a.ndjson", sample.lines[:10])
@@ -107,7 +104,7 @@ def test_more_clients_than_descriptors_do_not_keep_files_from_being_read(
     append(folder / "a.ndjson", sample.lines[20:30])
     wait_for_events(running, service, sample.ids[:30])
     connections.close()
-    running.wait_until(lambda: _answers(admin), "it answers again once they have gone")
+    running.wait_until(lambda: _answers(admin), "it answers again after they have disconnected")
     assert running.stop(limit_s=10).returncode == 0
 
 
@@ -118,7 +115,7 @@ def _answers(admin: Admin) -> bool:
         return False
 
 
-def test_what_is_no_request_is_answered_or_cut_off_and_costs_nothing(
+def test_a_malformed_request_is_answered_or_disconnected_without_harm(
     start: Start, folder: Path, service: Service, sample: Sample
 ):
     append(folder / "a.ndjson", sample.lines[:10])
@@ -131,50 +128,20 @@ def test_what_is_no_request_is_answered_or_cut_off_and_costs_nothing(
                 client.sendall(data)
                 client.shutdown(socket.SHUT_WR)
                 answer = client.recv(100)
-            except OSError:  # shutdown of what was reset is ENOTCONN, which is no ConnectionError
-                continue  # it did not even want to hear it out
+            except OSError:  # shutdown of a reset connection raises ENOTCONN, which is no ConnectionError
+                continue  # disconnected before the request was complete
         assert not answer.startswith(b"HTTP/1.1 5"), (data[:40], answer)
         assert b"root:" not in answer
     before = len(open_files(running))
     assert admin.get("/healthz").status_code == 200
-    assert len(open_files(running)) < before + len(MALFORMED) // 2  # the state may have opened one or two of its own
+    assert len(open_files(running)) < before + len(MALFORMED) // 2  # the state store may have opened one or two files
     append(folder / "a.ndjson", sample.lines[10:20])
     wait_for_events(running, service, sample.ids[:20])
     result = running.stop()
     assert result.returncode == 0
 
 
-ENDLESS = {
-    "headers": (b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"X: " + b"a" * 65_000 + b"\r\n", b"431"),
-    "one header": (b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", b"a" * 65_000, b"431"),
-    "a path": (b"GET /", b"a" * 65_000, b"431"),
-    "a body": (
-        b"POST /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999999999\r\n\r\n",
-        b"a" * 65_000,
-        b"413",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ENDLESS)
-def test_what_never_ends_is_read_no_further_than_a_few_buffers(name: str, start: Start):
-    """What is sent beyond the limit lies in the buffers of the two sockets, which hold a few megabytes."""
-    admin = Admin(start())
-    beginning, piece, status = ENDLESS[name]
-    sent, answer = 0, b""
-    with socket.create_connection(_address(admin), timeout=10) as client:
-        with suppress(ConnectionError):
-            client.sendall(beginning)
-            while sent < 256 * 1024 * 1024:
-                sent += client.send(piece)
-        with suppress(ConnectionError):
-            answer = client.recv(1000)
-    assert sent < 64 * 1024 * 1024
-    assert not answer or answer.startswith(b"HTTP/1.1 " + status)
-    assert admin.get("/healthz").status_code == 200
-
-
-def test_a_request_is_refused_with_the_limit_that_it_exceeds(start: Start):
+def test_a_refused_request_names_the_limit_it_exceeds(start: Start):
     address = _address(Admin(start()))
     own = b"Host: 127.0.0.1"
     for headers, words in (
@@ -189,7 +156,7 @@ def test_a_request_is_refused_with_the_limit_that_it_exceeds(start: Start):
 
 
 def _answer(address: tuple[str, int], *headers: bytes, path: bytes = b"/status", version: bytes = b"1.1") -> bytes:
-    """Ask with exactly these headers; returns the whole answer."""
+    """Send a request with exactly these headers and return the whole answer."""
     lines = [b"GET " + path + b" HTTP/" + version, *headers, b"Connection: close", b"", b""]
     answer = b""
     with socket.create_connection(address, timeout=10) as client:
@@ -212,8 +179,8 @@ FOREIGN_HOSTS = (
 )
 
 
-def test_a_page_of_another_origin_cannot_read_the_admin_address_by_rebinding_its_name(start: Start):
-    """Its requests come from a browser on this machine, and name the host that the page came from."""
+def test_dns_rebinding_gives_no_access_to_the_admin_address(start: Start):
+    """The requests come from a browser on this machine and name the page's host."""
     running = start()
     admin = Admin(running)
     address = _address(admin)
@@ -223,18 +190,18 @@ def test_a_page_of_another_origin_cannot_read_the_admin_address_by_rebinding_its
         assert answer.startswith(b"HTTP/1.1 421 "), (path, answer[:200])
         assert b"admin.hosts" in answer
         assert b"newest_dead_letters" not in answer
-        assert b"rebound.example" not in answer, "nothing of the request comes back"
+        assert b"rebound.example" not in answer, "the answer repeats part of the request"
         assert b"access-control" not in answer.lower()
     for host in FOREIGN_HOSTS:
         assert not _answer(address, b"Host: " + host).startswith(b"HTTP/1.1 2"), host
-    assert _answer(address, version=b"1.0").startswith(b"HTTP/1.1 421 "), "it names no host"
+    assert _answer(address, version=b"1.0").startswith(b"HTTP/1.1 421 "), "a request without a host"
     two = [b"Host: 127.0.0.1", b"Host: rebound.example"]
     for headers in (two, two[::-1], [two[0], two[0]]):
         assert not _answer(address, *headers).startswith(b"HTTP/1.1 2"), headers
 
 
-def test_the_admin_address_answers_to_every_address_literal_and_to_the_names_of_admin_hosts(start: Start):
-    """A literal cannot be rebound; probes come to the address of a pod, and through a tunnel the port differs."""
+def test_the_admin_address_accepts_every_ip_address_and_the_names_in_admin_hosts_as_host(start: Start):
+    """An IP address cannot be rebound; probes use the address of a pod, and through a tunnel the port differs."""
     running = start(settings={"admin.hosts": '["shipper.monitoring.svc", "Edge-1"]'})
     address = _address(Admin(running))
     for host in (*OWN_HOSTS, "shipper.monitoring.svc", "SHIPPER.monitoring.svc.", "edge-1"):
@@ -245,21 +212,21 @@ def test_the_admin_address_answers_to_every_address_literal_and_to_the_names_of_
         assert _answer(address, b"Host: " + host).startswith(b"HTTP/1.1 421 "), host
 
 
-def test_the_name_that_it_listens_on_is_its_own(start: Start):
+def test_the_admin_address_accepts_the_host_name_it_listens_on(start: Start):
     running = start(settings={"admin.listen": "localhost:0"})
     address = _address(Admin(running))
     assert _answer(address, b"Host: localhost:%d" % address[1]).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize("written", ['["*"]', '["edge:9464"]', '["http://edge"]', '[""]', '["a b"]', '"a b"'])
-def test_what_is_no_name_of_a_host_is_refused_with_the_key(written: str, start: Start):
+def test_an_invalid_host_name_in_the_settings_is_refused_with_the_key(written: str, start: Start):
     result = start(settings={"admin.hosts": written}).finish()
     assert result.returncode == 2
     assert "admin.hosts" in result.stderr
 
 
-def test_the_controls_of_the_sandbox_cannot_be_reached_by_rebinding_a_name(service: Service):
-    """The operations of the service itself are for whoever has a key."""
+def test_dns_rebinding_gives_no_access_to_the_controls_of_the_sandbox(service: Service):
+    """The service's own operations require a key."""
     url = httpx.URL(service.target.base_url)
     address = url.host, url.port or 80
     for path in (b"/_sandbox/", b"/_sandbox/access", b"/_sandbox/counts", b"/_sandbox/nowhere"):
@@ -270,10 +237,10 @@ def test_the_controls_of_the_sandbox_cannot_be_reached_by_rebinding_a_name(servi
         assert _answer(address, b"Host: " + host, path=b"/_sandbox/counts").startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_service_that_drips_its_headers_for_ever_is_cut_off_and_everything_is_delivered(
+def test_an_answer_whose_headers_never_end_is_aborted_and_everything_is_delivered(
     shipper: Shipper, sample: Sample, connections: ExitStack
 ):
-    """One byte at a time, each of them well within the read timeout: only a limit on the whole answer ends it."""
+    """Each byte arrives within the read timeout, so only a limit on the whole answer ends it."""
     file = shipper.folder / "events.ndjson"
     file.write_bytes(b"".join(sample.lines[:10]))
     listener = connections.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -298,7 +265,7 @@ def test_a_service_that_drips_its_headers_for_ever_is_cut_off_and_everything_is_
         client.sendall(b"x")
         drops += 1
         assert drops < 600, "it waits for ever"
-    assert drops > 8, "it was the read timeout that has ended it"
+    assert drops > 8, "the read timeout ended it"
     again = connections.enter_context(listener.accept()[0])
     body = b""
     while body.count(b'"EventId"') < 10 or not body.endswith(b"]}"):

@@ -1,4 +1,4 @@
-"""Names of files that were chosen to be taken for something else: for lines of a log, for options, for patterns."""
+"""Hostile file names that look like log lines, options or patterns."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NAMES = [
     "naïve →.ndjson",
     "-c.ndjson",
 ]
-COMMANDS = ("\x1b", "\x07", "\r", "\x85", "\u2028", "\u202e", "\u2066")  # to a terminal
+COMMANDS = ("\x1b", "\x07", "\r", "\x85", "\u2028", "\u202e", "\u2066")  # interpreted by a terminal
 
 
 @pytest.fixture
 def folder(shipper: Shipper, sample: Sample) -> Path:
-    """Files of which each has three good records and one that is refused, under an odd name each."""
+    """Files with odd names, each with three good records and a refused one."""
     folder = shipper.folder / "logs"
     folder.mkdir()
     for index, name in enumerate(NAMES):
@@ -41,16 +41,16 @@ def folder(shipper: Shipper, sample: Sample) -> Path:
 
 
 def _check_text(text: str) -> None:
-    """What is for people holds nothing that a terminal obeys, and no line that a name has made up."""
+    """Assert that a text contains no control characters and no line forged by a name."""
     for command in COMMANDS:
         assert command not in text, repr(text)
     assert not any(line.startswith(('{"event":"delivery_paused"', 'ndjson"')) for line in text.split("\n")), text
 
 
-def test_no_name_writes_a_line_of_the_log_or_moves_the_cursor(
+def test_no_file_name_can_forge_a_log_line_or_move_the_cursor(
     shipper: Shipper, service: Service, sample: Sample, folder: Path
 ):
-    """Of the files of a folder, and of files that are named; and of who looks at them."""
+    """For files in a folder, for named files, and for the commands that show them."""
     count = len(NAMES)
     debug = ("--log-level", "debug", "--log-format")
     result = shipper.backfill(folder, *debug, "json")
@@ -74,8 +74,8 @@ def test_no_name_writes_a_line_of_the_log_or_moves_the_cursor(
         _check_text(result.stdout + result.stderr)
 
 
-def test_a_pattern_may_go_up_round_in_circles_and_name_a_file_twice(shipper: Shipper, service: Service, sample: Sample):
-    """Each file is read once, by whatever name it was found."""
+def test_a_pattern_may_follow_cycles_and_match_a_file_twice(shipper: Shipper, service: Service, sample: Sample):
+    """Each file is read once, whatever path leads to it."""
     folder = shipper.folder / "logs"
     (folder / "deep").mkdir(parents=True)
     (folder / "a.ndjson").write_bytes(b"".join(sample.lines[:10]))
@@ -90,8 +90,8 @@ def test_a_pattern_may_go_up_round_in_circles_and_name_a_file_twice(shipper: Shi
     service.assert_holds_exactly(sample.ids[:20])
 
 
-def test_folders_that_can_be_reached_by_many_links_are_entered_once(shipper: Shipper, service: Service, sample: Sample):
-    """Two links upwards in one folder are two to the power of forty ways, of forty links each."""
+def test_folders_reachable_by_many_links_are_entered_once(shipper: Shipper, service: Service, sample: Sample):
+    """Two links to parents in one folder create two to the power of forty paths of forty links."""
     folder = shipper.folder / "logs"
     (folder / "deep").mkdir(parents=True)
     (folder / "a.ndjson").write_bytes(b"".join(sample.lines[:10]))
@@ -104,10 +104,10 @@ def test_folders_that_can_be_reached_by_many_links_are_entered_once(shipper: Shi
     assert (result.returncode, result.counts()) == (0, (20, 20, 0, 0, 0)), result.stderr
     service.assert_holds_exactly(sample.ids[:20])
     paths = {path for _, _, path, _ in shipper.read_state().checkpoints}
-    assert paths == {str(folder / "a.ndjson"), str(folder / "deep" / "b.ndjson")}, "by the names without links"
+    assert paths == {str(folder / "a.ndjson"), str(folder / "deep" / "b.ndjson")}, "found by the paths without links"
 
 
-def test_a_name_that_looks_like_an_option_is_a_name_behind_two_dashes(
+def test_a_name_that_looks_like_an_option_is_a_file_after_two_dashes(
     shipper: Shipper, service: Service, sample: Sample
 ):
     for number, name in enumerate(("--config", "-", "--set=batch.max_events=0")):
@@ -120,10 +120,10 @@ def test_a_name_that_looks_like_an_option_is_a_name_behind_two_dashes(
     service.assert_holds_exactly(sample.ids[:3])
 
 
-def test_a_name_that_is_not_utf_8_is_followed_rotated_put_away_and_told(
+def test_a_file_with_a_name_that_is_not_utf_8_is_followed_rotated_moved_and_reported(
     shipper: Shipper, service: Service, sample: Sample
 ):
-    """In a folder of such a name; renamed while it is stopped."""
+    """In a folder with such a name; renamed while the shipper is stopped."""
     tail = Tail(shipper, service, sample)
     folder = tail.folder / os.fsdecode(b"caf\xe9")
     folder.mkdir()
@@ -138,7 +138,7 @@ def test_a_name_that_is_not_utf_8_is_followed_rotated_put_away_and_told(
     os.mkfifo(folder / os.fsdecode(b"app\xff.fifo"))
     tail.start([include, "caf*/*.fifo"], input__on_complete="delete", input__rotate_wait_seconds=0)
     tail.wait(30)
-    tail.running.wait_until(lambda: not rotated.exists(), "it is put away")
+    tail.running.wait_until(lambda: not rotated.exists(), "it is moved")
     tail.running.wait_for("is not a regular file")
     result = tail.stop(30)
     assert "app\\\\xff.ndjson" in result.stderr
@@ -149,7 +149,7 @@ def test_a_name_that_is_not_utf_8_is_followed_rotated_put_away_and_told(
     assert sorted(each["path"] for each in state["state"]["streams"]) == [name, f"{name}.1"]
 
 
-def test_a_file_of_a_name_that_is_not_utf_8_goes_on_in_its_copy_and_its_archive(
+def test_reading_resumes_in_the_copy_and_the_archive_of_a_file_with_a_name_that_is_not_utf_8(
     shipper: Shipper, service: Service, sample: Sample
 ):
     tail = Tail(shipper, service, sample)

@@ -1,4 +1,4 @@
-"""A state directory that somebody else has prepared: nothing outside of it is written, followed or waited for."""
+"""A manipulated state directory: nothing outside of it is written or followed, and nothing blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRECIOUS = b"precious\n"
 
 @pytest.fixture(scope="module")
 def used_directory(_sandbox: Service, sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A state directory that a shipper has made and used."""
+    """A state directory that a shipper has used."""
     with Shipper(tmp_path_factory.mktemp("used") / "shipper", _sandbox.target) as shipper:
         assert shipper.pipe(b"".join(sample.lines[:20])).returncode == 0
         return shipper.state
@@ -25,23 +25,23 @@ def used_directory(_sandbox: Service, sample: Sample, tmp_path_factory: pytest.T
 
 @pytest.fixture(autouse=True)
 def used_state(shipper: Shipper, used_directory: Path) -> None:
-    """Each shipper has a state directory of its own that was used."""
+    """A used state directory for each shipper."""
     shutil.copytree(used_directory, shipper.state)
 
 
 @pytest.fixture
 def outside(shipper: Shipper) -> Path:
-    """A file that has nothing to do with shipper."""
+    """A file unrelated to shipper."""
     path = shipper.folder / "elsewhere" / "precious"
     path.parent.mkdir()
     path.write_bytes(PRECIOUS)
     return path
 
 
-def test_a_link_in_the_place_of_a_file_of_the_state_leads_nowhere(
+def test_a_link_in_place_of_a_state_file_is_not_followed(
     shipper: Shipper, service: Service, sample: Sample, outside: Path
 ):
-    """One after the other; what was not taken then is taken when the link is gone."""
+    """One after the other; records refused because of a link are delivered once the link is removed."""
     file = shipper.folder / "events.ndjson"
     names = ["state.db-wal", "state.db-shm", "live.json", ".live.json", "ledger.key", ".ledger.key"]
     for number, name in enumerate(names):
@@ -54,17 +54,17 @@ def test_a_link_in_the_place_of_a_file_of_the_state_leads_nowhere(
         assert outside.read_bytes() == PRECIOUS, name
         assert [path.name for path in outside.parent.iterdir()] == ["precious"], name
         if result.returncode:
-            assert str(shipper.state) in result.stderr, "nobody can tell what is wrong"
+            assert str(shipper.state) in result.stderr, "the error is not reported"
         place.unlink(missing_ok=True)
     assert shipper.backfill(file).returncode == 0
     service.assert_holds_exactly(sample.ids[20:80])
-    assert shipper.read_state().accepted == 80, "the twenty of before, and each of these once"
+    assert shipper.read_state().accepted == 80, "not the twenty earlier events and each of these once"
 
 
-def test_a_link_in_the_place_of_the_database_to_a_database_is_not_followed(
+def test_a_link_to_another_database_in_place_of_the_state_database_is_not_followed(
     shipper: Shipper, service: Service, sample: Sample, outside: Path
 ):
-    """It would be a shipper's, of another state directory."""
+    """The target is the database of another state directory."""
     other = outside.parent / "state.db"
     shutil.move(shipper.state / "state.db", other)
     before = other.read_bytes()
@@ -82,10 +82,10 @@ def _link(place: Path) -> None:
 
 @pytest.mark.parametrize("make", [_link, os.mkfifo, Path.mkdir], ids=["link", "fifo", "folder"])
 @pytest.mark.parametrize("name", ["state.db", "state.db-wal", "state.db-shm", "state.db-journal", "lock"])
-def test_what_is_no_file_in_the_place_of_a_file_of_the_state_is_named_and_never_opened(
+def test_a_special_file_in_place_of_a_state_file_is_reported_and_never_opened(
     name: str, make: Callable[[Path], None], shipper: Shipper, service: Service, sample: Sample, outside: Path
 ):
-    """Nobody waits at a pipe, and no link is followed; looking does not either."""
+    """No command blocks on a pipe or follows a link, not even a read-only one."""
     place = shipper.state / name
     kept = place.read_bytes() if place.exists() else None
     place.unlink(missing_ok=True)
@@ -105,10 +105,10 @@ def test_what_is_no_file_in_the_place_of_a_file_of_the_state_is_named_and_never_
     assert shipper.read_state().accepted == 21
 
 
-def test_a_link_in_the_place_of_the_spool_is_not_followed(
+def test_a_link_in_place_of_the_spool_is_not_followed(
     shipper: Shipper, service: Service, sample: Sample, outside: Path
 ):
-    """What lies there may be named as segments are; it is somebody's, and would be shipped and deleted."""
+    """Files there may be named like segments, and would be shipped and deleted."""
     foreign = outside.parent / "000000000001.ndjson"
     foreign.write_bytes(sample.lines[0])
     (shipper.state / "spool").rmdir()
@@ -122,10 +122,10 @@ def test_a_link_in_the_place_of_the_spool_is_not_followed(
     assert service.stored == 0
 
 
-def test_what_is_no_file_of_ours_among_the_segments_is_left_alone(
+def test_foreign_files_among_the_segments_are_left_alone(
     shipper: Shipper, service: Service, sample: Sample, outside: Path
 ):
-    """A link, a folder and a pipe under the names of segments, and a file under another name."""
+    """A link, a folder and a pipe with names of segments, and a file with another name."""
     outside.write_bytes(sample.lines[5])
     spool = shipper.state / "spool"
     link, folder, fifo, foreign = (
@@ -144,7 +144,7 @@ def test_what_is_no_file_of_ours_among_the_segments_is_left_alone(
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "fifo"])
-def test_nobody_waits_for_what_stands_in_the_place_of_the_snapshot(
+def test_a_special_file_in_place_of_the_snapshot_blocks_no_command(
     shipper: Shipper, service: Service, sample: Sample, make: Callable[[Path], None]
 ):
     place = shipper.state / "live.json"
@@ -156,7 +156,7 @@ def test_nobody_waits_for_what_stands_in_the_place_of_the_snapshot(
     assert shipper.pipe(sample.lines[30]).returncode == 0
 
 
-def test_status_follows_no_link_in_the_place_of_the_snapshot(shipper: Shipper, outside: Path):
+def test_status_follows_no_link_in_place_of_the_snapshot(shipper: Shipper, outside: Path):
     (shipper.state / "live.json").unlink()
     (shipper.state / "live.json").symlink_to(outside)
     result = shipper.run("status")

@@ -1,4 +1,4 @@
-"""Texts from outside, shown on a terminal by every command in every form: none is obeyed, and none makes up a line."""
+"""External texts shown on a terminal by every command in every format: none is interpreted or forges a line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HOSTILE = (
 )
 TEXT = "".join(HOSTILE)
 NAME = TEXT.replace("/", "")[:60]
-DRAWING = re.compile(r"\r?\x1b\[2K|\x1b\[1A|\x1b\[\?25[lh]")  # over what was drawn before
+DRAWING = re.compile(r"\r?\x1b\[2K|\x1b\[1A|\x1b\[\?25[lh]")  # redraws earlier output
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -45,12 +45,12 @@ def on_terminal(
     then: Callable[[str], None] = lambda _: None,
 ) -> str:
     """
-    Run a command whose standard output and error are a terminal; returns what reaches it.
+    Run a command whose standard output and error are a terminal; return the terminal's output.
 
     Args:
-        stdin: It reads that from a pipe.
-        until: End it with Ctrl-C once this was seen.
-        then: Called before, with what was seen.
+        stdin: Bytes to pipe in.
+        until: End the command with Ctrl-C once this text appears.
+        then: Called before that with the output so far.
     """
     screen, terminal = pty.openpty()
     seen = bytearray()
@@ -59,7 +59,7 @@ def on_terminal(
         while True:
             try:
                 seen.extend(os.read(screen, 65_536))
-            except OSError:  # nobody has the terminal open any more
+            except OSError:  # no process has the terminal open any more
                 return
 
     watching = threading.Thread(target=watch)
@@ -96,19 +96,19 @@ def on_terminal(
 
 
 def assert_harmless(text: str, command: object, *, is_folded: bool = False) -> None:
-    """No more than colours, of which none is of a text, and no line that a text has made up."""
+    """Assert that the output has no control sequences except shipper's colours, and no forged line."""
     assert "\x1b[31mlonglong" not in text, command
     bare = COLOURS.sub("", text)
     found = {each for each in bare if each != "\n" and unicodedata.category(each)[0] == "C"}
     found |= {each for each in bare if unicodedata.category(each) in {"Zl", "Zp"}}
     assert not found, (command, found, [line for line in bare.split("\n") if found & set(line)][:2])
-    # A table folds texts to its width.
+    # A table wraps texts.
     assert is_folded or not any(line.startswith('{"event":"forged"}') for line in bare.split("\n")), command
 
 
 @pytest.fixture
 def shipped(shipper: Shipper, fake: FakeService, sample: Sample) -> Shipper:
-    """It has shipped files of hostile names, with hostile fields, and the service's words were hostile, too."""
+    """A shipper that has shipped files with hostile names and fields to a service with hostile messages."""
     folder = shipper.folder / "logs"
     folder.mkdir()
     refused = json.dumps({"rejected": [{"index": 0, "message": TEXT}]}).encode()
@@ -151,7 +151,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 )
 
 
-def test_no_text_of_a_record_a_name_or_an_answer_is_obeyed_by_a_terminal(shipped: Shipper):
+def test_no_record_name_or_answer_can_control_the_terminal(shipped: Shipper):
     for command in COMMANDS:
         options = () if "--config" in command else ("--config", shipped.config)
         assert_harmless(on_terminal(shipped, *command, *options), command)
@@ -161,20 +161,20 @@ FORMS = ("console", "json")
 
 
 def hostile_words(fake: FakeService) -> None:
-    """Let the service refuse every second batch in hostile words."""
+    """Make the service refuse every second batch with a hostile message."""
     refused = json.dumps({"message": TEXT}).encode()
     fake.default = lambda: Reply(422, refused) if len(fake.bodies) % 2 else Reply()
 
 
 def hostile_lines(sample: Sample, at: int) -> bytes:
-    """Return records and what is none, all of which a rule or the service refuses or not."""
+    """Return hostile lines: valid records, and ones that a rule or the service refuses."""
     lines = sample.lines[at : at + 6]
     odd = [changed(lines[0], AffiliateID=TEXT[:200]), changed(lines[1], **{TEXT: 1}), changed(lines[2], IP=TEXT)]
     return b"".join([*odd, *lines[3:], TEXT.encode(), b"\n"])
 
 
 @pytest.mark.parametrize("log_format", FORMS)
-def test_no_text_is_obeyed_by_a_terminal_that_a_sidecar_runs_on(
+def test_no_text_can_control_the_terminal_of_a_sidecar(
     log_format: str, shipper: Shipper, fake: FakeService, sample: Sample
 ):
     folder = shipper.folder / "logs"
@@ -190,7 +190,7 @@ def test_no_text_is_obeyed_by_a_terminal_that_a_sidecar_runs_on(
 
 
 @pytest.mark.parametrize("log_format", FORMS)
-def test_no_text_is_obeyed_by_a_terminal_at_the_end_of_a_pipe(
+def test_no_text_can_control_the_terminal_of_a_pipe(
     log_format: str, shipper: Shipper, fake: FakeService, sample: Sample
 ):
     hostile_words(fake)
@@ -203,22 +203,23 @@ def test_no_text_is_obeyed_by_a_terminal_at_the_end_of_a_pipe(
         assert_harmless(text, command)
 
 
-def test_no_text_is_obeyed_by_a_terminal_that_watches(shipped: Shipper):
+def test_no_text_can_control_the_terminal_of_a_watched_status(shipped: Shipper):
     command = ("status", "--all", "--watch", "--interval", "0.1", "--config", shipped.config)
     drawn = on_terminal(shipped, *command, env={"TERM": "xterm", "LINES": "200"}, until="bytes")
     assert_harmless(DRAWING.sub("", drawn), command)
     assert_harmless(on_terminal(shipped, *command, "--json", until="bytes"), command)
 
 
-def test_no_text_is_obeyed_by_a_terminal_that_a_sandbox_runs_on(shipper: Shipper):
-    """What comes in a request, and what it is told on the command line."""
+def test_no_text_can_control_the_terminal_of_a_sandbox(shipper: Shipper):
+    """From a request and from the command line."""
 
     def ask(seen: str) -> None:
         found = re.search(r"127\.0\.0\.1:(\d+)", seen)
         assert found, seen
         for request in (b"GET /%b HTTP/1.1\r\n", b"%b / HTTP/1.1\r\nHost: x\r\n", b"POST / HTTP/1.1\r\nX: %b\r\n"):
             address = "127.0.0.1", int(found[1])
-            with socket.create_connection(address, timeout=10) as connection, suppress(OSError):  # it may hang up early
+            # The sandbox may disconnect early.
+            with socket.create_connection(address, timeout=10) as connection, suppress(OSError):
                 connection.sendall(request % TEXT.encode()[:200].replace(b"\n", b"") + b"\r\n")
                 connection.shutdown(socket.SHUT_WR)
                 while connection.recv(65_536):
@@ -230,7 +231,7 @@ def test_no_text_is_obeyed_by_a_terminal_that_a_sandbox_runs_on(shipper: Shipper
         assert_harmless(on_terminal(shipper, "sandbox", *options), options)
 
 
-def test_no_word_of_a_command_line_is_obeyed_by_a_terminal(shipper: Shipper):
+def test_no_command_line_argument_can_control_the_terminal(shipper: Shipper):
     folder = shipper.folder / NAME
     folder.mkdir()
     for command in (
@@ -241,7 +242,7 @@ def test_no_word_of_a_command_line_is_obeyed_by_a_terminal(shipper: Shipper):
 
 
 @pytest.mark.parametrize("log_format", FORMS)
-def test_no_text_is_obeyed_by_a_terminal_that_shows_the_logs(
+def test_no_text_can_control_a_terminal_that_shows_the_logs(
     log_format: str, shipper: Shipper, fake: FakeService, sample: Sample
 ):
     folder = shipper.folder / "logs"
@@ -256,7 +257,7 @@ def test_no_text_is_obeyed_by_a_terminal_that_shows_the_logs(
     assert_harmless(result.stderr, log_format)
 
 
-def test_no_text_of_a_report_is_obeyed_by_a_terminal(shipped: Shipper):
+def test_no_text_in_a_report_can_control_the_terminal(shipped: Shipper):
     brands = [brand(entry(name=TEXT, reporting_currency=TEXT), name=TEXT)]
     with ReportService() as origin:
         origin.rule = lambda asked: ok(document(asked, brands=brands, reporting_currency=TEXT, reporting_time=TEXT))
@@ -278,7 +279,7 @@ def test_no_text_of_a_report_is_obeyed_by_a_terminal(shipped: Shipper):
         assert origin.asked
 
 
-def test_no_text_of_a_report_that_was_restated_is_obeyed_by_a_terminal(shipper: Shipper):
+def test_no_text_in_a_restated_report_can_control_the_terminal(shipper: Shipper):
     with ReportService() as origin:
         told = Reporter(shipper, Target(origin.url, "the-key", "the-token"))
 

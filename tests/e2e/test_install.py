@@ -1,4 +1,4 @@
-"""What docs/install.md says, done: the wheel in an environment of its own, the service, the steps of the image."""
+"""The steps of docs/install.md: the wheel in a fresh environment, the service, the image."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "config"
 SITE = Path(sysconfig.get_path("purelib"))
 PYTHON = Path(sys._base_executable)  # type: ignore[attr-defined]
-# No network, and nothing but the wheel: the pinned dependencies are those of the tests.
+# No network: only the wheel is installed, and the pinned dependencies are those of the tests.
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
@@ -39,7 +39,7 @@ def steps(title: str, prompt: str) -> list[str]:
     return ["".join(line.removeprefix(f"{prompt} ") for line in block.splitlines(keepends=True)) for block in blocks]
 
 
-def let_in_dependencies(environment: Path) -> None:
+def link_dependencies(environment: Path) -> None:
     (folder,) = environment.glob("lib/python*/site-packages")
     (folder / "dependencies.pth").write_text(f"{SITE}\n")
 
@@ -62,7 +62,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_wheel_has_the_examples_and_the_man_page_also_one_that_is_made_of_the_source_archive(
+def test_wheels_built_from_the_tree_or_the_source_archive_contain_the_examples_and_the_man_page(
     wheel: Path, tmp_path: Path
 ):
     assert wheel.name == f"acquisition_shipper-{__version__}-py3-none-any.whl"
@@ -84,28 +84,28 @@ def test_a_wheel_has_the_examples_and_the_man_page_also_one_that_is_made_of_the_
         assert {name: archive.read(name) for name in archive.namelist()} == files
 
 
-def test_an_installed_wheel_writes_its_examples_checks_one_and_has_its_man_page(wheel: Path, tmp_path: Path):
+def test_an_installed_wheel_writes_and_checks_its_examples_and_has_its_man_page(wheel: Path, tmp_path: Path):
     environment = tmp_path / "environment"
     assert_content(run(PYTHON, "-m", "venv", "--without-pip", environment))
     pip = [sys.executable, "-m", "pip", "--python", environment / "bin/python", "install"]
     assert_content(run(*pip, wheel, env=os.environ | OFFLINE))
-    let_in_dependencies(environment)
+    link_dependencies(environment)
     shipper = environment / "bin/shipper"
     variables = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "INTAKE_KEY": "k", "INTAKE_TOKEN": "t"}
 
-    def said(*arguments: str | Path) -> str:
+    def run_installed(*arguments: str | Path) -> str:
         result = run(shipper, *arguments, env=variables, cwd=tmp_path)
         assert_content(result)
         return result.stdout
 
-    assert re.fullmatch(rf"shipper {re.escape(__version__)} \((native|pure)\)\n", said("--version"))
-    said("config", "examples", "--output", "examples")
+    assert re.fullmatch(rf"shipper {re.escape(__version__)} \((native|pure)\)\n", run_installed("--version"))
+    run_installed("config", "examples", "--output", "examples")
     assert files_in(tmp_path / "examples") == EXAMPLES
-    assert "intake.token" in said("check", "--config", "examples/csv-export.toml")
+    assert "intake.token" in run_installed("check", "--config", "examples/csv-export.toml")
     assert (environment / "share/man/man1/shipper.1").is_file()
 
 
-def test_the_lock_without_which_cargo_refuses_to_build_the_native_part_is_made_first():
+def test_the_cargo_lock_file_is_made_before_the_native_extension_is_built():
     lock, build = steps("Wheel", "$")[1].splitlines()
     assert build.endswith(" ./native")
     assert "\nlocked = true\n" in (ROOT / "native/pyproject.toml").read_text()
@@ -117,13 +117,13 @@ def test_the_lock_without_which_cargo_refuses_to_build_the_native_part_is_made_f
 # `config examples` ------------------------------------------------------------------------------------------------
 
 
-def test_the_list_of_the_examples_has_a_line_for_each(shipper: Shipper):
+def test_the_list_of_examples_has_a_line_for_each(shipper: Shipper):
     lines = shipper.run("config", "examples", configured=False).stdout.splitlines()[1:]
     assert [line.split()[0] for line in lines] == sorted(EXAMPLES)
     assert all(10 < len(line.split(maxsplit=1)[1]) < 90 for line in lines)
 
 
-def test_examples_are_written_for_everybody_to_read_and_replace_nothing(shipper: Shipper, tmp_path: Path):
+def test_examples_are_written_world_readable_and_replace_no_file(shipper: Shipper, tmp_path: Path):
     folder = tmp_path / "deep" / "er"
 
     def write() -> tuple[int, str]:
@@ -134,11 +134,11 @@ def test_examples_are_written_for_everybody_to_read_and_replace_nothing(shipper:
     assert files_in(folder) == EXAMPLES
     modes = {(path.is_dir(), path.stat().st_mode & 0o777) for path in [folder.parent, folder, *folder.rglob("*")]}
     assert modes == {(False, 0o644), (True, 0o755)}
-    assert write()[0] == 0, "the same once more"
+    assert write()[0] == 0, "the second time"
     changed, missing = folder / "systemd/shipper.toml", folder / "backfill.toml"
     changed.write_text("mine")
     missing.unlink()
-    assert write() == (2, f"shipper: {changed}: is there already, with other content; name another folder\n")
+    assert write() == (2, f"shipper: {changed}: already exists with other content; choose another folder\n")
     assert changed.read_text() == "mine"
     assert not missing.exists()
 
@@ -149,14 +149,14 @@ UNITS = sorted(CONFIG.glob("systemd/*.service"))
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
-def test_the_steps_put_the_program_where_a_unit_has_it(path: Path):
+def test_the_installation_steps_put_the_program_where_the_units_expect_it(path: Path):
     (target,) = re.findall(r"^# ln -s \S+ (\S+)$", section("systemd"), re.MULTILINE)
     programs = re.findall(r"^Exec\w+=-?(/\S+)", path.read_text(), re.MULTILINE)
     assert set(programs) - {"/bin/sh", "/bin/kill"} == {target}
 
 
 class Machine:
-    """This machine with own copies of the folders that an installation writes to, which are gone at the end."""
+    """This machine with temporary overlays of the folders that an installation writes to."""
 
     def __init__(self, folder: Path) -> None:
         if os.geteuid():
@@ -208,7 +208,7 @@ def program(path: Path, text: str) -> None:
 
 
 @pytest.mark.long
-def test_the_service_that_the_steps_install_ships_as_its_user(
+def test_the_installed_service_ships_as_its_user(
     machine: Machine, wheel: Path, service: Service, sample: Sample, tmp_path: Path
 ):
     access = service.access()
@@ -230,7 +230,7 @@ def test_the_service_that_the_steps_install_ships_as_its_user(
     )
     variables = OFFLINE | {"PATH": f"{programs}:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "EDITOR": "editor"}
     first, *others = steps("systemd", "#")
-    # Where the service's user can read them, whoever owns the project and this Python.
+    # Where the service's user can read them, regardless of who owns the project and this Python.
     for source, target in ((Path(sys.base_prefix), "/opt/python"), (SITE, "/opt/dependencies")):
         machine.run("mkdir", target)
         machine.run("mount", "--bind", source, target)
@@ -244,7 +244,7 @@ def test_the_service_that_the_steps_install_ships_as_its_user(
     if analyze := shutil.which("systemd-analyze"):
         assert machine.run(analyze, "verify", "--man=no", "/etc/systemd/system/shipper.service") == ""
 
-    # What systemd does.
+    # As systemd does.
     def one(directive: str) -> str:
         (value,) = re.findall(rf"^{directive}=-?(.*)$", unit, re.MULTILINE)
         return value
@@ -284,7 +284,7 @@ def test_the_service_that_the_steps_install_ships_as_its_user(
 # Completion -------------------------------------------------------------------------------------------------------
 
 
-def test_bash_completes_commands_and_options_once_completion_is_installed(tmp_path: Path):
+def test_bash_completes_commands_and_options_after_completion_is_installed(tmp_path: Path):
     variables = {"HOME": str(tmp_path), "PATH": f"{SHIPPER.parent}:{os.environ['PATH']}"}
     assert_content(run("bash", "-c", "shipper --install-completion; true", env=variables))
 
@@ -300,8 +300,8 @@ def test_bash_completes_commands_and_options_once_completion_is_installed(tmp_pa
 
 
 @pytest.mark.long
-def test_the_steps_of_the_image_make_a_program_of_nothing_but_what_they_copy(tmp_path: Path):
-    """The download is left out: what it fetches is pinned in the lock, and here already."""
+def test_the_image_is_built_only_from_the_files_it_copies(tmp_path: Path):
+    """The download is skipped: its packages are pinned in the lock file and already installed."""
     text = (CONFIG / "container/Containerfile").read_text().replace("\\\n", " ")
     build, final = re.split(r"^FROM .*$", text, flags=re.MULTILINE)[1:]
     source, program = tmp_path / "source", tmp_path / "opt/shipper"
@@ -318,8 +318,8 @@ def test_the_steps_of_the_image_make_a_program_of_nothing_but_what_they_copy(tmp
     download, install = re.findall(r"^RUN (.*)$", build, re.MULTILINE)
     lock, wheels = re.findall(r"--requirement (\S+)", download), re.findall(r"--dest (\S+)", download)
     assert (lock, "--require-hashes" in download) == (["requirements.lock"], True)
-    assert f"--no-index --find-links {wheels[0]}" in install, "nothing but what was downloaded"
-    # Its build would fetch the backend from what was downloaded.
+    assert f"--no-index --find-links {wheels[0]}" in install, "other packages than the downloaded ones"
+    # The build would take the backend from the downloaded packages.
     built = tmp_path / "built"
     pip = [sys.executable, "-m", "pip", "wheel", "--wheel-dir", built, source]
     assert_content(run(*pip, env=os.environ | OFFLINE))
@@ -329,7 +329,7 @@ def test_the_steps_of_the_image_make_a_program_of_nothing_but_what_they_copy(tmp
     commands = commands.replace("python -m venv", f"{PYTHON} -m venv").replace("/opt/shipper", str(program))
     commands = commands.replace("pip --python", f"{sys.executable} -m pip --python").replace(wheels[0], str(built))
     assert_content(run("/bin/sh", "-c", commands, env=os.environ | OFFLINE))
-    let_in_dependencies(program)
+    link_dependencies(program)
     assert re.search(r"^COPY --from=build /opt/shipper /opt/shipper$", final, re.MULTILINE)
     (entry,) = re.findall(r'^ENTRYPOINT \["(.*)"\]$', final, re.MULTILINE)
     (arguments,) = re.findall(r'^CMD \["(.*)"\]$', final, re.MULTILINE)
@@ -339,8 +339,19 @@ def test_the_steps_of_the_image_make_a_program_of_nothing_but_what_they_copy(tmp
     assert "container/Containerfile" in said
 
 
-def test_all_name_the_image_by_the_version():
+def test_all_examples_name_the_image_with_the_version():
     texts = [path.read_text() for path in (ROOT / "docs/install.md", *CONFIG.rglob("*")) if path.is_file()]
     tags = [tag for text in texts for tag in re.findall(r"\bshipper:([\d.]+\d)", text)]
     assert len(tags) > 8
     assert set(tags) == {__version__}
+
+
+def test_without_the_extra_for_kafka_the_commands_say_how_to_install_it(shipper: Shipper, tmp_path: Path):
+    (tmp_path / "confluent_kafka.py").write_text("raise ImportError\n")
+    settings = {"input.kafka.brokers": ["127.0.0.1:9"], "input.kafka.topics": ["events"], "input.kafka.group_id": "g"}
+    for command in (["run"], ["check", "--online"], ["status"], ["dead-letters", "list"]):
+        ended = shipper.run(*command, settings=settings, env={"PYTHONPATH": str(tmp_path)}, check=False)
+        assert ended.returncode == 2, ended
+        said = ended.stdout + ended.stderr
+        assert "needs confluent-kafka, which is not installed; run: " in said
+        assert "Traceback" not in said

@@ -1,4 +1,4 @@
-"""SIGKILL at any moment: nothing is lost, and what is sent again is what was not settled on disk."""
+"""SIGKILL at any moment loses nothing, and only records not settled on disk are sent again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.e2e.fake_service import HANG, OK, FakeService
 
 KILLS = 6
 EVENTS = 8000
-# Slow enough to be hit in the middle, and with many commits, segments and batches to be hit in.
+# Slow enough to be killed in mid-work, with many commits, segments and batches.
 SLOW = {
     "batch.max_events": 20,
     "delivery.concurrency": 2,
@@ -30,25 +30,25 @@ SLOW = {
     "spool.segment_bytes": 300_000,
     "batch.linger_seconds": 0.1,
 }
-# Events that are sent again after one kill: those in flight (2 x 20) and those settled since the last commit, which are
-# 0.02 s and the time of one commit. That may take long once, on a disk that is busy, but not most of the time.
+# Events sent again after a kill: those in flight (2 x 20), and those settled since the last commit, which was at most
+# 0.02 s plus one commit ago. A commit may occasionally be slow on a busy disk.
 USUAL_REPEATS = 4000
 
 
 def is_at_start(kill: int) -> bool:
-    """Return whether the kill of this number falls into the start of a process, as every third does."""
+    """Return whether this kill is to hit the startup, as every third does."""
     return kill % 3 == 2
 
 
 def kill_at_random(running: Running, service: Service, rng: Random, kill: int, *, events: int = 1000) -> bool:
     """
-    Kill a shipper at a random moment of its start or of its work.
+    Kill a shipper at a random moment of its startup or work.
 
     Args:
         kill: The number of the kill.
-        events: What it has to send at least, or end.
+        events: Minimum number of events to send, unless it ends.
     Returns:
-        False if it had ended before.
+        False if the process ended before.
     """
     if is_at_start(kill):
         moment = rng.uniform(0, 0.35)
@@ -64,7 +64,7 @@ def kill_at_random(running: Running, service: Service, rng: Random, kill: int, *
 
 
 class Ledger:
-    """Compares what the service received with what the state store knows, kill by kill."""
+    """Compares the events received by the service with the state store after each kill."""
 
     def __init__(self, shipper: Shipper, service: Service) -> None:
         self._shipper = shipper
@@ -74,12 +74,12 @@ class Ledger:
         self.cuts = 0
 
     def note(self, *, is_kill: bool = True) -> None:
-        """Look at both sides after the end of a run."""
+        """Compare both after a run has ended."""
         received, accepted = self._service.received, self._shipper.read_state().accepted
         assert accepted <= received, "a checkpoint passed an event that the service does not have"
         repeats = (received - self._received) - (accepted - self._accepted)
         self.repeats.append(repeats)
-        self.cuts += is_kill and received > self._received  # it was cut in the middle of its work, not in its start
+        self.cuts += is_kill and received > self._received  # killed in mid-work, not during startup
         self._received, self._accepted = received, accepted
 
     def assert_few_repeats(self) -> None:
@@ -95,7 +95,7 @@ def test_backfill_killed_at_random_moments_loses_nothing(
     file.write_bytes(b"".join(bad.get(index, b"") + line for index, line in enumerate(lines)))
     kills = cuts = 0
     while kills < KILLS:
-        # A new file to ship, until one that was killed often enough is through.
+        # Ship new files until one is finished after enough kills.
         service.reset()
         subprocess.run(["rm", "-rf", shipper.state], check=True, timeout=10)
         ledger = Ledger(shipper, service)
@@ -116,14 +116,14 @@ def test_backfill_killed_at_random_moments_loses_nothing(
         state = shipper.read_state()
         assert (state.read, state.accepted, state.duplicates) == (EVENTS + len(bad), EVENTS, 0)
         assert sorted(letter.raw + b"\n" for letter in state.dead_letters) == sorted(bad.values())
-    assert cuts >= KILLS / 2, "too few were cut in the middle of their work"
+    assert cuts >= KILLS / 2, "too few were killed in mid-work"
     print(f"{kills} kills, {cuts} while events were sent, {service.received - EVENTS} events sent again")
 
 
-def test_a_kill_long_before_the_commit_interval_repeats_few_records_though_each_has_a_ledger_key_of_its_own(
+def test_a_kill_long_before_the_commit_interval_repeats_few_records_though_each_has_its_own_ledger_key(
     shipper: Shipper, service: Service
 ):
-    """Much that is settled is saved at once; by the interval alone, all that had arrived would come again."""
+    """Many settled records trigger a save; with the interval alone, all events received would be sent again."""
     count = 40_000
     file = shipper.folder / "sparse.ndjson"
     file.write_bytes(b"".join(sample_lines(count, end=datetime.now(UTC), profile=SampleProfile.SPARSE)))
@@ -140,7 +140,7 @@ def test_a_kill_long_before_the_commit_interval_repeats_few_records_though_each_
     assert len(rows) > 0.99 * count, "the records share keys"
 
 
-def test_pipe_killed_at_random_moments_loses_nothing_of_what_was_spooled(
+def test_pipe_killed_at_random_moments_loses_no_spooled_record(
     shipper: Shipper, service: Service, sample: Sample, rng: Random
 ):
     lines = sample.lines[: KILLS * EVENTS]
@@ -152,18 +152,18 @@ def test_pipe_killed_at_random_moments_loses_nothing_of_what_was_spooled(
     nexts = itertools.cycle(rng.sample(["killed recovery", "recovery", "more input"], 3))
 
     def recover() -> None:
-        """Run it to its end with nothing to read: what earlier ones spooled must arrive without being fed again."""
+        """Run it to its end without input: earlier spooled records must arrive."""
         result = shipper.pipe()
         assert result.returncode in {0, 3}
-        assert service.holds(event_ids(spooled)), "what had been spooled was lost"
+        assert service.holds(event_ids(spooled)), "spooled records were lost"
         assert not list(Path(shipper.state, "spool").iterdir()), "the spool is not empty"
         spooled.clear()
         ledger.note(is_kill=False)
 
     while kills < KILLS:
         running = shipper.start("pipe", "--summary", "json", settings=SLOW, stdin=subprocess.PIPE)
-        # The producer stops anywhere in a line, and its end of the pipe stays open: the input has not ended.
-        # One that is killed at its work has more to read than it sends until then, and none of it was sent before.
+        # The producer stops within a line and keeps its end of the pipe open, so the input has not ended.
+        # A process killed in mid-work has more input than it sends before the kill, and none was sent before.
         data = b"".join(lines[kills * EVENTS : (kills + 1) * EVENTS])
         least = len(lines[0]) if is_at_start(kills) else len(data) // 5
         fed = data[: rng.randrange(least, len(data))]
@@ -185,21 +185,21 @@ def test_pipe_killed_at_random_moments_loses_nothing_of_what_was_spooled(
                 kills += 1
                 ledger.note()
         elif what_next == "recovery":
-            recover()  # otherwise the next one has to do with the rest and with new input
+            recover()  # otherwise the next process has the leftovers and new input
     recover()
-    assert filled >= 3, "too few kills hit a filled spool"
+    assert filled >= 3, "too few kills hit a non-empty spool"
     ledger.assert_few_repeats()
-    assert ledger.cuts >= 3, "too few were cut in the middle of their work"
+    assert ledger.cuts >= 3, "too few were killed in mid-work"
 
     last = shipper.pipe(b"".join(lines))
     read, accepted, dead_lettered, duplicates, pending = last.counts()
     assert (last.returncode, read, dead_lettered, pending) == (0, len(lines), 0, 0)
-    assert accepted + duplicates == len(lines), "what an earlier one got accepted is a duplicate"
-    assert accepted, "nothing was left to be accepted"
+    assert accepted + duplicates == len(lines), "events accepted from an earlier process count as duplicates"
+    assert accepted, "nothing was left to accept"
     assert duplicates, "nothing had been accepted"
     service.assert_holds_exactly(sample.ids[: len(lines)])
     letters = Counter(letter.raw for letter in shipper.read_state().dead_letters)
-    assert letters <= Counter(torn), "a dead letter that is not the torn end of what was spooled"
+    assert letters <= Counter(torn), "a dead letter that is not the torn end of a spool"
 
 
 def _write(running: Running, data: bytes) -> None:
@@ -209,7 +209,7 @@ def _write(running: Running, data: bytes) -> None:
 
 
 def _spooled_lines(shipper: Shipper) -> list[bytes]:
-    """The lines in the segments; the checkpoint may have passed some of them."""
+    """Return the lines in the segments; the checkpoint may have passed some of them."""
     return [
         line
         for path in sorted(Path(shipper.state, "spool").glob("*"))
@@ -217,8 +217,8 @@ def _spooled_lines(shipper: Shipper) -> list[bytes]:
     ]
 
 
-def test_an_answer_that_is_outstanding_holds_the_checkpoint_back(shipper: Shipper, fake: FakeService, sample: Sample):
-    """Later batches are accepted, the first is not: everything from the first on is sent again."""
+def test_an_outstanding_answer_holds_the_checkpoint_back(shipper: Shipper, fake: FakeService, sample: Sample):
+    """Later batches are accepted but not the first: everything from the first on is sent again."""
     shipper.target = fake.target
     fake.plan(HANG)
     file = shipper.folder / "events.ndjson"
@@ -226,7 +226,7 @@ def test_an_answer_that_is_outstanding_holds_the_checkpoint_back(shipper: Shippe
     settings = {"batch.max_events": 100, "delivery.concurrency": 4, "delivery.drain_timeout_seconds": 0.1}
     running = shipper.start("backfill", file, "--summary", "json", settings=settings)
     running.wait_until(lambda: fake.answered == 5, "five batches of six are accepted")
-    stopped = running.stop()  # its end saves all that may be saved
+    stopped = running.stop()  # a stop saves everything that may be saved
     assert (stopped.returncode, stopped.summary["outcome"]) == (4, "aborted")
     assert stopped.counts() == (600, 500, 0, 0, 100)
     fake.release()
@@ -240,7 +240,7 @@ def test_an_answer_that_is_outstanding_holds_the_checkpoint_back(shipper: Shippe
 
 
 @pytest.mark.parametrize("command", ["backfill", "pipe"])
-def test_an_event_whose_answer_never_came_is_sent_again_after_a_kill(
+def test_an_event_without_an_answer_is_sent_again_after_a_kill(
     shipper: Shipper, fake: FakeService, sample: Sample, command: str
 ):
     shipper.target = fake.target

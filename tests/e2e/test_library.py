@@ -1,4 +1,4 @@
-"""An application that embeds the shipper, as a process of its own: killed, hindered, and followed by others."""
+"""An application process that embeds the shipper: killed, obstructed, and succeeded by others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper
 from tests.e2e.fake_service import HANG, FakeService
 
-# Sends the lines of a file, and says on stdout which ones were taken, each time when `send` has returned.
+# Sends the lines of a file, and prints each one taken after `send` has returned.
 APPLICATION = """
 import os, sys
 from pathlib import Path
@@ -62,7 +62,7 @@ async def main():
 anyio.run(main, backend=loop)
 """
 
-# Slow enough to be killed with something in the spool, and with many segments and commits to be hit in.
+# Slow enough to be killed with records in the spool, with many segments and commits.
 SLOW = {
     "BATCH__MAX_EVENTS": "20",
     "DELIVERY__CONCURRENCY": "1",
@@ -77,7 +77,7 @@ Embed = Callable[..., Running]
 
 @pytest.fixture
 def embed(shipper: Shipper) -> Iterator[Embed]:
-    """Start an application that uses the settings and the state of the shipper."""
+    """Start an application with the shipper's settings and state."""
     started: list[Running] = []
     folder = shipper.folder / "application"
     folder.mkdir()
@@ -109,11 +109,11 @@ def embed(shipper: Shipper) -> Iterator[Embed]:
 
 
 def taken(running: Running) -> list[str]:
-    """The EventIds whose `send` had returned; the last line may be torn."""
+    """Return the EventIds whose `send` has returned; the last line may be torn."""
     return running._stdout.read_text().split("\n")[:-1]
 
 
-def test_what_was_taken_before_a_kill_is_delivered_by_the_next_start(
+def test_records_taken_before_a_kill_are_delivered_after_the_next_start(
     shipper: Shipper, service: Service, sample: Sample, embed: Embed, rng: Random
 ):
     promised: set[str] = set()
@@ -126,7 +126,7 @@ def test_what_was_taken_before_a_kill_is_delivered_by_the_next_start(
         running.kill()
         promised |= set(taken(running))
         waited += not service.holds(promised)
-    assert waited, "none was killed with something in its spool"
+    assert waited, "none was killed with records in its spool"
     last = shipper.pipe()
     assert last.counts()[4] == 0
     ids, held = sample.ids, set(service.event_ids())
@@ -135,11 +135,11 @@ def test_what_was_taken_before_a_kill_is_delivered_by_the_next_start(
     state = shipper.read_state()
     whole = {line.removesuffix(b"\n") for line in sample.lines}
     assert not whole & {letter.raw for letter in state.dead_letters}
-    assert len(state.dead_letters) <= len(WAYS), "more than what each kill may have torn"
+    assert len(state.dead_letters) <= len(WAYS), "more dead letters than torn lines"
     assert not list(Path(shipper.state, "spool").iterdir())
 
 
-def test_what_one_application_sends_arrives_and_adds_up(
+def test_all_records_sent_by_an_application_arrive_and_the_counts_add_up(
     shipper: Shipper, service: Service, sample: Sample, embed: Embed
 ):
     lines = [*sample.lines[:2000], b'{"bad": 1}\n', sample.lines[0]]
@@ -150,7 +150,7 @@ def test_what_one_application_sends_arrives_and_adds_up(
     assert [letter.raw for letter in shipper.read_state().dead_letters] == [b'{"bad": 1}']
 
 
-def test_what_could_not_be_delivered_in_time_is_delivered_by_whoever_comes_next(
+def test_undelivered_records_are_delivered_by_the_next_process_on_the_state_directory(
     shipper: Shipper, service: Service, fake: FakeService, sample: Sample, embed: Embed
 ):
     target, shipper.target = shipper.target, fake.target
@@ -182,7 +182,7 @@ def test_what_could_not_be_delivered_in_time_is_delivered_by_whoever_comes_next(
         service.assert_holds_exactly(sample.ids[:501])
 
 
-def test_a_command_does_not_use_the_state_of_an_application_that_runs(
+def test_a_command_refuses_the_state_directory_of_a_running_application(
     shipper: Shipper, fake: FakeService, sample: Sample, embed: Embed
 ):
     shipper.target = fake.target
@@ -196,9 +196,7 @@ def test_a_command_does_not_use_the_state_of_an_application_that_runs(
     assert running.finish().counts() == (10, 10, 0, 0, 0)
 
 
-def test_the_example_of_the_documentation_runs_and_its_logs_keep_off_stdout(
-    shipper: Shipper, service: Service, embed: Embed
-):
+def test_the_documented_example_runs_and_logs_nothing_to_stdout(shipper: Shipper, service: Service, embed: Embed):
     document = inspect.getdoc(EmbeddedShipper) or ""
     start, end = document.index("    import os"), document.index("anyio.run(main)\n") + len("anyio.run(main)\n")
     result = embed([], code=textwrap.dedent(document[start:end])).finish()
@@ -216,8 +214,8 @@ def imported_by(code: str) -> set[str]:
     return {each.rpartition("|")[2].strip() for each in done.stderr.splitlines()}
 
 
-def test_importing_the_package_alone_is_light():
-    """The commands import it at every start, also those that send nothing."""
+def test_importing_the_package_loads_few_modules():
+    """Every command imports it at startup, even those that send nothing."""
     imported = imported_by("import shipper; print(shipper.__version__)")
     assert "shipper" in imported
     own = {name for name in imported if name.startswith("shipper.")}
@@ -225,13 +223,13 @@ def test_importing_the_package_alone_is_light():
     assert not imported & {"anyio", "httpx", "msgspec", "structlog", "asyncio"}
 
 
-def test_shipping_loads_no_library_that_only_token_endpoints_and_reports_need():
+def test_shipping_does_not_load_libraries_of_token_endpoints_and_reports():
     imported = imported_by("from shipper import Shipper")
     assert "shipper.delivery.sender" in imported
     assert not imported & {"httpx", "httpcore", "h11", "tenacity"}
 
 
-def test_what_applications_need_can_be_imported_from_the_package():
+def test_the_public_names_can_be_imported_from_the_package():
     names: dict[str, object] = {}
     exec("from shipper import *", names)
     assert names["Shipper"] is EmbeddedShipper

@@ -1,4 +1,4 @@
-"""The shipped sidecar.toml beside the shipped rotation and the real logrotate: no record is lost, whatever it does."""
+"""The example sidecar.toml with the example rotation and the real logrotate: no record is lost."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper, sandbox
 
 CONFIG = Path(__file__).parents[2] / "config"
-ROTATIONS = 35  # with each of the four ways below; more than are kept
-BEHIND = 20  # rotations, of the 30 that are kept, after which the shipper is given time to deliver all
+ROTATIONS = 35  # with each of the four variants below; more than are kept
+BEHIND = 20  # rotations after which the shipper gets time to deliver everything; 30 are kept
 QUICK = {
     "batch.linger_seconds": 0.02,
     "input.poll_interval_seconds": 0.1,
@@ -25,7 +25,7 @@ QUICK = {
     "state.commit_interval_seconds": 0.05,
 }
 WAYS = {
-    "rename, delaycompress": {},  # as it is shipped
+    "rename, delaycompress": {},  # the example unchanged
     "rename, compress": {"    delaycompress\n": ""},
     "copytruncate, delaycompress": {"    create 0640\n": "    copytruncate\n"},
     "copytruncate, compress": {"    create 0640\n": "    copytruncate\n", "    delaycompress\n": ""},
@@ -33,7 +33,7 @@ WAYS = {
 
 
 def adapted(path: Path, to: Path, replacements: dict[str, str]) -> Path:
-    """Change an example as its user would."""
+    """Adapt an example as a user would."""
     text = path.read_text()
     for old, new in replacements.items():
         assert old in text, old
@@ -48,8 +48,8 @@ class Place:
     The application's folder, its rotation, and the shipper that follows it.
 
     Attributes:
-        file: The one that is written.
-        written: How many lines of the sample.
+        file: The current file.
+        written: Number of lines of the sample written.
     """
 
     def __init__(self, shipper: Shipper, service: Service, sample: Sample, way: dict[str, str]) -> None:
@@ -106,12 +106,12 @@ def stack() -> Iterator[ExitStack]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_many_rotations_with_starts_and_stops_between_lose_nothing(
+def test_many_rotations_with_starts_and_stops_in_between_lose_nothing(
     tmp_path: Path, sample: Sample, stack: ExitStack, rng: Random, way: str
 ):
-    """A record may come twice after a kill; the application writes late into what was renamed, as it may there."""
+    """A record may be sent twice after a kill; the application may write to a file after its rename."""
     if shutil.which("logrotate") is None:
-        pytest.skip("there is no logrotate here: apt-get install logrotate")
+        pytest.skip("logrotate is missing: apt-get install logrotate")
     service = stack.enter_context(sandbox())
     shipper = stack.enter_context(Shipper(tmp_path / "shipper", service.target))
     os.chmod(tmp_path / "shipper", 0o755)
@@ -129,17 +129,17 @@ def test_many_rotations_with_starts_and_stops_between_lose_nothing(
         if running is None and (rng.random() < 0.3 or behind > BEHIND):
             running = place.start()
             starts += 1
-        if running is not None and behind > BEHIND:  # what logrotate deletes unread would be lost
+        if running is not None and behind > BEHIND:  # files that logrotate deletes unread are lost
             running.wait_until(place.is_delivered, "all is delivered", limit_s=30)
             behind = 0
         elif running is not None and rng.random() < 0.4:
             result = running.kill() if rng.random() < 0.5 else running.stop()
-            assert result.returncode in {0, -9, -15}, result.stderr  # the last if it had hardly been started
+            assert result.returncode in {0, -9, -15}, result.stderr  # the last one if the stop came during startup
             running = None
     running = running or place.start()
     running.wait_until(place.is_delivered, "all is delivered", limit_s=30)
     assert running.stop().returncode == 0
-    assert starts > 1, "it was hardly ever stopped"
+    assert starts > 1, "it was stopped too rarely"
     service.assert_holds_exactly(sample.ids[: place.written])
     names = {path.name.removeprefix(place.file.name) for path in place.file.parent.iterdir()}
     assert {".30.gz", ".2.gz"} <= names, names

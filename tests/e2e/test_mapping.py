@@ -1,4 +1,4 @@
-"""Records with other names of fields: `mapping suggest` and `validate` write a mapping, with which they are shipped."""
+"""Records with other field names: `mapping suggest` and `validate` print a mapping that ships them."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def export(path: Path, sample: Sample) -> Path:
     return path
 
 
-def test_an_export_with_other_names_is_shipped_with_the_mapping_that_is_suggested(
+def test_an_export_with_other_column_names_is_shipped_with_the_suggested_mapping(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
     path = export(shipper.folder / "export.csv", sample)
     suggested = shipper.run("mapping", "suggest", path)
     assert suggested.returncode == 0, suggested
-    assert 'BTag = "x1"  # a guess, by the form of its values' in suggested.stdout
+    assert 'BTag = "x1"  # guessed from its values' in suggested.stdout
     assert suggested.stdout.splitlines()[-1] == "# not used, see records.unknown_fields: newsletter"
     checked = shipper.run("validate", path)
     assert (checked.returncode, suggested.stdout.strip() in checked.stdout) == (3, True), checked
@@ -67,38 +67,38 @@ def test_an_export_with_other_names_is_shipped_with_the_mapping_that_is_suggeste
     ("data", "words"),
     [
         ("{}\n".encode("utf-16"), "it is UTF-16"),
-        (b"<!DOCTYPE html>\n<html>\n", "it is a page of HTML"),
-        (b'{\n "IP": "192.0.2.1"\n}\n', "its objects stand on several lines"),
+        (b"<!DOCTYPE html>\n<html>\n", "it is an HTML page"),
+        (b'{\n "IP": "192.0.2.1"\n}\n', "its objects span several lines"),
         (b"1,2,3\n4,5,6\n", "is the first row a header?"),
     ],
 )
-def test_a_file_that_holds_no_records_is_called_what_it_is(shipper: Shipper, data: bytes, words: str):
+def test_a_file_without_records_is_described(shipper: Shipper, data: bytes, words: str):
     path = shipper.folder / "export.ndjson"
     path.write_bytes(data)
     checked = shipper.run("validate", path)
     assert (checked.returncode, words in checked.stdout) == (3, True), checked
 
 
-def test_values_may_be_names_of_columns_and_are_not_shown(shipper: Shipper):
+def test_values_that_may_have_been_taken_for_column_names_are_not_shown(shipper: Shipper):
     path = shipper.folder / "export.csv"
     path.write_text("brisk_otter,192.0.2.77\ncalm_heron,192.0.2.78\n")
     suggested = shipper.run("mapping", "suggest", path)
-    assert (suggested.returncode, "is the first row of CSV a header?" in suggested.stderr) == (2, True), suggested
+    assert (suggested.returncode, "is the first row a header?" in suggested.stderr) == (2, True), suggested
     for result in (suggested, shipper.run("validate", path)):
         assert "otter" not in result.stdout + result.stderr
         assert "192.0.2" not in result.stdout + result.stderr
 
 
-def test_each_broken_rule_is_counted_and_values_are_shown_only_if_asked(shipper: Shipper, sample: Sample):
+def test_each_broken_rule_is_counted_and_values_are_shown_only_on_request(shipper: Shipper, sample: Sample):
     record = json.loads(sample.lines[0]) | {"IP": "10.0.0.300", "ConsumerCountry": "Malta"}
     path = shipper.folder / "events.ndjson"
     path.write_text(json.dumps(record))
     checked = shipper.run("validate", path)
     assert "\nip: 1\n" in checked.stdout
     assert "\ncountry: 1\n" in checked.stdout
-    assert "it looks like 'Aaaaa'" in checked.stdout, "the form of what stands in the file"
+    assert "it looks like 'Aaaaa'" in checked.stdout, "the format of the value in the file"
     assert "Malta" not in checked.stdout
-    assert "normalized" not in checked.stdout, "what is counted there was delivered"
+    assert "normalized" not in checked.stdout, "only delivered records are counted there"
     shown = shipper.run("validate", path, "--show-values")
     assert "it is '10.0.0.300'" in shown.stdout
     assert "it is 'Malta'" in shown.stdout
@@ -108,7 +108,7 @@ def test_each_broken_rule_is_counted_and_values_are_shown_only_if_asked(shipper:
     assert "IP must be" in listed["message"]
 
 
-# What is still open ---------------------------------------------------------------------------------------------------
+# Open findings --------------------------------------------------------------------------------------------------------
 
 LOCAL = {
     "player_id": "2000001",
@@ -147,21 +147,21 @@ def mapping_in_use(**changes: object) -> dict[str, object]:
     return {"records.mapping": toml_value({**IN_USE, **changes})}
 
 
-def test_what_a_setting_mends_is_said_and_a_mapping_in_use_is_not_suggested_again(shipper: Shipper):
+def test_settings_that_correct_records_are_suggested_and_a_mapping_in_use_is_not(shipper: Shipper):
     odd = 'New\N{NO-BREAK SPACE}"Z"\\\N{SOFT HYPHEN}'
     countries = [{"country": name} for name in ("Malta", "Deutschland", "Malta", odd, "MALTA", "Eire", "Malta")]
     path = local_export(shipper.folder / "export.csv", *countries)
     hidden = shipper.run("validate", path, settings=mapping_in_use())
     assert not any(f"{value}'" in hidden.stdout for value in ("Malta", "Deutschland", "Casino Royal"))
-    assert "[records.mapping]\n" not in hidden.stdout, "it is in use"
+    assert "[records.mapping]\n" not in hidden.stdout, "a mapping is in use"
     assert 'set in [records]: event_id = "derive"' in hidden.stdout
-    assert 'set their zone in [records]: assume_timezone = "Europe/Malta"' in hidden.stdout
+    assert 'set their time zone in [records]: assume_timezone = "Europe/Malta"' in hidden.stdout
     assert "to map 5 codes, complete the line that shipper validate --show-values prints" in hidden.stdout
     assert hidden.stdout.count("  ... and 2 more\n") == 5, "five of seven are listed"
 
     shown = shipper.run("validate", path, "--show-values", settings=mapping_in_use()).stdout
     assert "it is 'Malta' (byte" in shown
-    assert "it is 'Euro', which values turns into 'Euros' (byte" in shown
+    assert "it is 'Euro', which `values` translates to 'Euros' (byte" in shown
     lines = [line for line in shown.splitlines() if line.startswith(("  ConsumerCountry = ", "  BrandID = "))]
     pasted = tomllib.loads("\n".join(lines))
     codes = dict.fromkeys(["Malta", "Deutschland", odd, "MALTA", "Eire"], "...")
@@ -176,16 +176,22 @@ def test_what_a_setting_mends_is_said_and_a_mapping_in_use_is_not_suggested_agai
     settings = {**mended, "records.event_id": "derive", "records.assume_timezone": "Europe/Malta"}
     good = shipper.run("validate", path, settings=settings)
     assert good.returncode == 0, good
-    assert "codes that values does not list, and that stay as they are: CustomerCurrencyID 7" in good.stdout
+    unlisted = "codes that `values` does not list, sent unchanged: CustomerCurrencyID 7"
+    assert f"{unlisted}; --show-values names them" in good.stdout
+    assert "'Euro'" not in good.stdout
+    named = shipper.run("validate", path, "--show-values", settings=settings).stdout
+    assert f"{unlisted}\n  CustomerCurrencyID: 'Euro'\n" in named + "\n"
 
 
-def test_a_column_that_the_mapping_in_use_does_not_name_is_suggested_alone(shipper: Shipper):
+def test_only_columns_missing_from_the_mapping_in_use_are_suggested(shipper: Shipper):
     path = local_export(shipper.folder / "export.csv", {})
     in_use = {field: source for field, source in IN_USE.items() if field not in {"Username", "BrandID"}}
     in_use["ConsumerStatus"] = "Status"
     checked = shipper.run("validate", path, settings={"records.mapping": toml_value(in_use)}).stdout
     assert "add to [records.mapping]:\n\nUsername = " in checked
-    assert 'Username = "login"\nBrandID = { from = "brand", values = {} }  # by its name; list its codes: ' in checked
+    assert (
+        'Username = "login"\nBrandID = { from = "brand", values = {} }  # matched by name; list its codes: ' in checked
+    )
     assert 'ConsumerStatus = "status"' in checked
     assert "records.mapping names columns that are missing: Status (did you mean 'status'?)" in checked
     assert "ConsumerID = " not in checked
@@ -197,13 +203,13 @@ def test_a_column_that_the_mapping_in_use_does_not_name_is_suggested_alone(shipp
         ({"EventId": "17"}, {}, 'EventId = { const = "" }'),
         ({"EventId": "17"}, {"records.mapping": '{EventId="EventId"}'}, "leave EventId out of [records.mapping]"),
         ({"EventId": ""}, {}, 'set in [records]: event_id = "derive"'),
-        ({"Timestamp": "01.03.2026 14:05:09"}, {}, "a time is read in the form 2026-03-01 14:05:09 alone"),
+        ({"Timestamp": "01.03.2026 14:05:09"}, {}, "times must have the form 2026-03-01 14:05:09"),
         ({"Username": "\xe9"}, {}, "iconv -f WINDOWS-1252"),
         ({"extra": 1}, {"records.unknown_fields": "reject"}, 'unknown_fields = "drop"'),
         ({"ConsumerStatus": "x"}, {"records.allowed_statuses": '["ok"]'}, 'records.allowed_statuses = ["ok"]'),
     ],
 )
-def test_each_finding_that_a_setting_mends_names_it(
+def test_each_finding_names_the_setting_that_corrects_it(
     shipper: Shipper, sample: Sample, record: dict[str, object], settings: dict[str, object], words: str
 ):
     path = shipper.folder / "events.ndjson"
@@ -217,14 +223,44 @@ def test_each_finding_that_a_setting_mends_names_it(
         assert shipper.run("validate", path, settings=mend).returncode == 0
 
 
-def test_of_what_is_no_record_no_field_is_said_to_be_missing(shipper: Shipper):
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_csv_without_a_known_header_and_other_encodings_are_recognised(shipper: Shipper, encoding: str):
+    rows = f"{';'.join(LOCAL.values())}\n".replace("Malta", "C\xf4te").encode(encoding) * 3
+    (shipper.folder / "export.csv").write_bytes(rows)
+    advice = "iconv -f WINDOWS-1252 -t UTF-8" if encoding == "latin-1" else 'set input.format = "csv"'
+    for checked in (
+        shipper.run("validate", "-", data=rows),
+        shipper.run("validate", shipper.folder / "export.csv"),
+    ):
+        assert advice in checked.stdout.splitlines()[2], checked
+    shipped = shipper.run("pipe", data=rows)
+    assert ("CSV needs a header" in shipped.stderr) == (encoding == "utf-8"), shipped
+
+
+def test_suggest_names_the_encoding_of_a_file_that_is_not_utf_8(shipper: Shipper):
+    path = local_export(shipper.folder / "export.csv", {})
+    path.write_bytes(path.read_text().replace("brisk", "br\xefsk").encode("latin-1"))
+    suggested = shipper.run("mapping", "suggest", path)
+    assert (suggested.returncode, "it is not UTF-8; convert it first" in suggested.stderr) == (2, True), suggested
+
+
+def test_times_that_do_not_exist_are_reported_as_such(shipper: Shipper):
+    times = ["2026-03-29 02:30:00", "2026-02-30 12:00:00", "2026-02-28 24:00:00"]
+    path = local_export(shipper.folder / "export.csv", *({"registered_at": time} for time in times))
+    checked = shipper.run("validate", path, settings={**mapping_in_use(), "records.assume_timezone": "Europe/Malta"})
+    for words in ("in records.assume_timezone, because the clocks", "a date that does not", "a time of day that does"):
+        assert words in checked.stdout
+    assert "times must have the form" not in checked.stdout
+
+
+def test_no_field_is_reported_missing_from_a_line_that_is_no_record(shipper: Shipper):
     path = shipper.folder / "events.ndjson"
     path.write_text("broken\n")
     checked = shipper.run("validate", path, settings={"records.mapping": '{IP="ip"}'})
     assert (checked.returncode, "NAME" in checked.stdout) == (3, False), checked
 
 
-def test_what_stands_in_the_way_of_a_computed_event_id_is_said(shipper: Shipper, sample: Sample):
+def test_obstacles_to_a_derived_event_id_are_reported(shipper: Shipper, sample: Sample):
     path = shipper.folder / "events.ndjson"
     record = json.loads(sample.lines[0])
     del record["EventId"], record["BrandID"]
@@ -232,18 +268,18 @@ def test_what_stands_in_the_way_of_a_computed_event_id_is_said(shipper: Shipper,
     settings = {"records.event_id": "derive", "records.mapping": '{IP="IP"}'}
     checked = shipper.run("validate", path, settings=settings).stdout
     assert 'to read it from another column or field, add to [records.mapping]: BrandID = "NAME"' in checked
-    assert "it is computed from BrandID and ConsumerID, of which something is missing" in checked
+    assert "it is computed from BrandID and ConsumerID, but at least one of them is missing" in checked
 
 
-def test_a_column_of_many_values_is_not_taken_for_codes(shipper: Shipper):
+def test_a_column_with_many_values_is_not_suggested_as_codes(shipper: Shipper):
     rows = [{"country": f"a_login_{number}"} for number in range(60)]
     path = local_export(shipper.folder / "export.csv", *rows)
     shown = shipper.run("validate", path, "--show-values", settings=mapping_in_use()).stdout
-    assert "more than 50 different values: are these codes, or is it another column?" in shown
+    assert "more than 50 different values: is this the right column?" in shown
     assert "a_login_9'" not in shown
 
 
-def test_values_of_a_mapping_are_compared_exactly(shipper: Shipper, fake: FakeService):
+def test_values_in_a_mapping_are_compared_exactly(shipper: Shipper, fake: FakeService):
     rows = [{"country": name} for name in ("Malta", "malta", " Malta", "MT", "mt")]
     path = local_export(shipper.folder / "export.csv", *rows)
     ok = {"from": "currency", "values": {"Euro": "EUR"}}
@@ -261,10 +297,10 @@ def test_values_of_a_mapping_are_compared_exactly(shipper: Shipper, fake: FakeSe
     }
     assert shipper.backfill(path, settings=settings).counts() == (5, 3, 2, 0, 0)
     countries = [event["ConsumerCountry"] for body in fake.stored for event in events_of(body)]
-    assert countries == ["DE", "MT", "MT"], "what is not listed is normalised as ever"
+    assert countries == ["DE", "MT", "MT"], "unlisted values are normalized as usual"
 
 
-def test_whatever_the_names_are_the_mapping_is_toml(shipper: Shipper, sample: Sample):
+def test_the_suggested_mapping_is_valid_toml_for_all_names(shipper: Shipper, sample: Sample):
     names = ['"ip" \\', "player id\n[x]", "country\u2028\U0001f40e", "login\x7f", "a.b"]
     record = dict(zip(names, ["192.0.2.1", 5, "GB", "x", 1], strict=True))
     path = shipper.folder / "events.ndjson"
@@ -274,7 +310,43 @@ def test_whatever_the_names_are_the_mapping_is_toml(shipper: Shipper, sample: Sa
     assert set(mapping.values()) == {names[0], names[1], names[2], names[3]}, suggested
 
 
-def test_no_more_than_the_beginning_of_a_file_is_read(shipper: Shipper):
+def test_names_with_dots_are_suggested_and_unreachable_ones_are_listed(shipper: Shipper):
+    path = shipper.folder / "events.ndjson"
+    record = {"Player No.": 5, "client.ip": "192.0.2.1", "": 1, "a.b": {"brand": 2}, "c": {"d.e": 3, "login": "x"}}
+    path.write_text(json.dumps(record) + "\n")
+    suggested = shipper.run("mapping", "suggest", path).stdout
+    assert 'IP = "client.ip"' in suggested
+    assert 'ConsumerID = "Player No."' in suggested
+    assert 'Username = "c.login"' in suggested
+    assert suggested.splitlines()[-1] == (
+        "# left out, as a name is empty or has a dot in an object; rename them: '', 'a.b.brand', 'c.d.e'"
+    )
+
+
+def test_a_column_whose_name_ends_in_a_dot_can_be_mapped(shipper: Shipper, fake: FakeService):
+    path = shipper.folder / "export.csv"
+    path.write_text(local_export(path, {"brand": "11", "currency": "EUR"}).read_text().replace("player_id", "No."))
+    settings = mapping_in_use(
+        ConsumerID="No.",
+        ConsumerCountry={"const": "MT"},
+        ConsumerCurrencyID="currency",
+        CustomerCurrencyID={"const": "1"},
+    )
+    settings |= {"records.event_id": "derive", "records.assume_timezone": "Europe/Malta"}
+    assert shipper.backfill(path, settings=settings).counts() == (1, 1, 0, 0, 0)
+    wrong = {**settings, **mapping_in_use(ConsumerID="No..")}
+    assert "names columns that are missing: No.." in shipper.run("validate", path, settings=wrong).stdout
+
+
+def test_local_times_are_recognised_by_their_values(shipper: Shipper):
+    path = shipper.folder / "export.csv"
+    path.write_text(local_export(path, {}).read_text().replace("registered_at", "angelegt"))
+    suggested = shipper.run("mapping", "suggest", path).stdout
+    comment = "guessed from its values; its times have no offset: set records.assume_timezone"
+    assert f'Timestamp = "angelegt"  # {comment}' in suggested
+
+
+def test_only_the_beginning_of_a_file_is_read(shipper: Shipper):
     path = shipper.folder / "events.ndjson"
     with path.open("wb") as out:
         for number in range(100):

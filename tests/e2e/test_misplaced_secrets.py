@@ -1,4 +1,4 @@
-"""A secret that was written in the wrong place of the command line is in no message."""
+"""No message shows a secret given in the wrong place on the command line."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_secret_in_the_wrong_place_is_not_shown(secret: str, shipper: Shipper,
         ("intak.base_url=x", "did you mean intake.base_url?"),
     ],
 )
-def test_what_was_only_mistyped_is_named(written: str, named: str, shipper: Shipper, tmp_path: Path):
+def test_a_mistyped_word_is_shown(written: str, named: str, shipper: Shipper, tmp_path: Path):
     (tmp_path / "none.ndjson").touch()
     result = shipper.run("backfill", tmp_path / "none.ndjson", "--set", written, check=False)
     assert result.returncode == 2

@@ -1,4 +1,4 @@
-"""A shipper that runs for months: what it answers, what SIGHUP changes, how it stops, what systemd hears of it."""
+"""A long-running shipper: admin address, SIGHUP, shutdown, and notifications to systemd."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper, wait_until
+from tests.e2e.files import append, wait_for_events
 from tests.e2e.operated import Admin, Start
-from tests.e2e.test_follow import append, wait_for_events
 
 # The admin address ------------------------------------------------------------------------------------------------
 
 
-def test_the_admin_address_tells_how_things_stand_and_nothing_personal(
+def test_the_admin_address_reports_the_state_without_personal_data(
     start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample
 ):
     bad = sample.lines[20].replace(b'"ConsumerCountry":"', b'"ConsumerCountry":"x')
@@ -24,7 +24,7 @@ def test_the_admin_address_tells_how_things_stand_and_nothing_personal(
     running = start()
     admin = Admin(running)
     wait_for_events(running, service, sample.ids[:20])
-    running.wait_until(lambda: admin.metrics().get("shipper_commits_total", 0) > 0, "a commit that shows")
+    running.wait_until(lambda: admin.metrics().get("shipper_commits_total", 0) > 0, "a visible commit")
     metrics = admin.metrics()
     assert metrics["shipper_records_read_total"] == 22
     assert metrics["shipper_events_accepted_total"] == 20
@@ -34,7 +34,7 @@ def test_the_admin_address_tells_how_things_stand_and_nothing_personal(
     assert metrics["shipper_request_duration_seconds_count"] == metrics["shipper_requests_total{202}"]
     running.wait_until(lambda: admin.metrics()["shipper_lag_bytes"] == 0, "no lag")
 
-    running.wait_until(lambda: admin.status()["state"]["read"] == 22, "the state that is saved")
+    running.wait_until(lambda: admin.status()["state"]["read"] == 22, "the saved state")
     status = admin.status()
     assert status["live"]["process_id"] == running.pid
     assert status["live"]["read"] == 22
@@ -67,7 +67,7 @@ def test_the_admin_address_tells_how_things_stand_and_nothing_personal(
     assert (shipper.state / "live.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_service_that_forbids_makes_it_unready_but_not_unhealthy(
+def test_a_shipper_is_unready_but_healthy_while_the_service_denies_access(
     start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample
 ):
     service.set_faults({"effect": "status", "status": 403})
@@ -75,7 +75,7 @@ def test_a_service_that_forbids_makes_it_unready_but_not_unhealthy(
     running = start(settings={"delivery.retry_max_seconds": 0.5})
     admin = Admin(running)
     running.wait_until(lambda: admin.get("/readyz").status_code == 503, "unready")
-    running.wait_until(lambda: "forbidden" in admin.get("/readyz").text, "unready, and why")
+    running.wait_until(lambda: "forbidden" in admin.get("/readyz").text, "unready, with the reason")
     assert admin.get("/healthz").status_code == 200
     assert admin.metrics()["shipper_paused{forbidden}"] == 1
     (pause,) = admin.status()["live"]["pauses"]
@@ -84,7 +84,7 @@ def test_a_service_that_forbids_makes_it_unready_but_not_unhealthy(
     append(folder / "a.ndjson", sample.lines[10:20])
     running.wait_until(
         lambda: admin.metrics()["shipper_lag_bytes"] == (folder / "a.ndjson").stat().st_size,
-        "what is written in a pause is lag",
+        "lines written during a pause count as lag",
     )
     service.set_faults()
     wait_for_events(running, service, sample.ids[:20])
@@ -93,7 +93,7 @@ def test_a_service_that_forbids_makes_it_unready_but_not_unhealthy(
     assert running.stop().returncode == 0
 
 
-def test_an_address_that_is_taken_is_an_error_that_names_the_key(start: Start, sample: Sample, folder: Path):
+def test_an_address_in_use_is_an_error_that_names_the_key(start: Start, sample: Sample, folder: Path):
     append(folder / "a.ndjson", sample.lines[:1])
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -104,7 +104,7 @@ def test_an_address_that_is_taken_is_an_error_that_names_the_key(start: Start, s
     assert "in use" in result.stderr
 
 
-def test_one_shot_commands_listen_only_where_they_are_told_to(shipper: Shipper, sample: Sample, folder: Path):
+def test_one_shot_commands_listen_only_on_a_configured_address(shipper: Shipper, sample: Sample, folder: Path):
     append(folder / "a.ndjson", sample.lines[:10])
     for command in (["pipe"], ["backfill", folder / "a.ndjson"]):
         for listen in ([], ["--listen", "127.0.0.1:0"]):
@@ -118,7 +118,7 @@ def test_one_shot_commands_listen_only_where_they_are_told_to(shipper: Shipper, 
 # SIGHUP -----------------------------------------------------------------------------------------------------------
 
 
-def test_sighup_with_a_bad_file_says_so_and_with_a_good_one_changes_globs_level_and_rate_and_repeats_nothing(
+def test_sighup_reports_a_bad_file_and_applies_globs_level_and_rate_of_a_good_one_without_repeats(
     start: Start, folder: Path, service: Service, sample: Sample
 ):
     append(folder / "a.ndjson", sample.lines[:10])
@@ -154,7 +154,7 @@ def test_sighup_with_a_bad_file_says_so_and_with_a_good_one_changes_globs_level_
     append(folder / "a.ndjson", sample.lines[30:40])
     append(folder / "b.ndjson", sample.lines[40:50])
     wait_for_events(running, service, [*sample.ids[:30], *sample.ids[40:60]])
-    assert service.stored == 50, "what is named no more is not read"
+    assert service.stored == 50, "a file that no longer matches is not read"
 
     start.write(include="*.ndjson")
     running.process.send_signal(signal.SIGHUP)
@@ -163,7 +163,7 @@ def test_sighup_with_a_bad_file_says_so_and_with_a_good_one_changes_globs_level_
     assert service.times_received() == dict.fromkeys(sample.ids[:60], 1)
 
 
-def test_sighup_takes_new_credentials_and_ends_a_pause(
+def test_sighup_reloads_credentials_and_ends_a_pause(
     start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample
 ):
     append(folder / "a.ndjson", sample.lines[:10])
@@ -174,7 +174,7 @@ def test_sighup_takes_new_credentials_and_ends_a_pause(
     key.touch(mode=0o600)
     key.write_text(good.subscription_key)
     text = shipper.config.read_text().replace('{ env = "INTAKE_KEY" }', f'{{ file = "{key}" }}')
-    report = '[report]\nbase_url = "https://report.example.com"\n'  # which a running shipper does not use
+    report = '[report]\nbase_url = "https://report.example.com"\n'  # not used by a running shipper
     shipper.config.write_text(text.replace("[state]", f"allow_plaintext = true\n{report}[state]"))
     running.process.send_signal(signal.SIGHUP)
     wait_for_events(running, service, sample.ids[:10])
@@ -188,10 +188,10 @@ def test_sighup_takes_new_credentials_and_ends_a_pause(
 # An outage --------------------------------------------------------------------------------------------------------
 
 
-def test_files_that_are_rotated_away_and_deleted_in_an_outage_are_held(
+def test_files_rotated_and_deleted_during_an_outage_are_held_open(
     start: Start, folder: Path, service: Service, sample: Sample
 ):
-    """A pause stops reading, but not looking: what has a name for a moment only is held open."""
+    """A pause stops reading, but not polling: a file that exists only for a moment is held open."""
     service.set_faults({"effect": "status", "status": 503})
     file = folder / "a.ndjson"
     append(file, sample.lines[:5])
@@ -212,9 +212,7 @@ def test_files_that_are_rotated_away_and_deleted_in_an_outage_are_held(
 # Stopping ---------------------------------------------------------------------------------------------------------
 
 
-def test_until_idle_goes_on_reading_until_the_application_has_ended(
-    start: Start, folder: Path, service: Service, sample: Sample
-):
+def test_until_idle_reads_until_the_application_has_ended(start: Start, folder: Path, service: Service, sample: Sample):
     append(folder / "a.ndjson", sample.lines[:10])
     running = start(settings={"delivery.drain": "until_idle", "delivery.drain_idle_seconds": 1.5})
     wait_for_events(running, service, sample.ids[:10])
@@ -228,7 +226,7 @@ def test_until_idle_goes_on_reading_until_the_application_has_ended(
     assert '"is_idle":true' in result.stderr
 
 
-def test_until_idle_ends_reading_in_time_for_what_was_read(
+def test_until_idle_stops_reading_in_time_to_deliver_the_records_read(
     start: Start, folder: Path, service: Service, sample: Sample
 ):
     append(folder / "a.ndjson", sample.lines[:10])
@@ -244,7 +242,7 @@ def test_until_idle_ends_reading_in_time_for_what_was_read(
 # systemd ----------------------------------------------------------------------------------------------------------
 
 
-def test_systemd_hears_of_readiness_reload_life_and_stop(
+def test_systemd_is_notified_of_readiness_reload_watchdog_and_stop(
     start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample
 ):
     append(folder / "a.ndjson", sample.lines[:10])

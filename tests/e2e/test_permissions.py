@@ -1,4 +1,4 @@
-"""Files that a shipper may not use: it says whose they are, and never advises to give up a state for that."""
+"""Files without permission: the shipper names their owner, and never advises giving up a state for that."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ STATE_FILES = ("state.db", "state.db-wal", "state.db-shm", "lock", "spool")
 
 def without_privilege(shipper: Shipper, command: str, *words: str | Path, **options: Any) -> Result:
     """
-    Run a command for which the permissions of files hold.
+    Run a command to which file permissions apply.
 
-    Those that make a state ask the kernel what they may, which looks at more than a thread can give up for a
-    while: they get a process.
+    Commands that create a state need a process: they ask the kernel for permissions that a thread cannot drop
+    temporarily.
     """
     if command in {"pipe", "backfill"} or not warm_start.are_allowed():
         return shipper.run(command, *words, prefix=where_permissions_hold(), check=False, **options)
@@ -32,7 +32,7 @@ def without_privilege(shipper: Shipper, command: str, *words: str | Path, **opti
 
 @pytest.fixture
 def used(shipper: Shipper, sample: Sample) -> Path:
-    """A file of which a part was shipped; returns it."""
+    """A partly shipped file."""
     file = shipper.folder / "events.ndjson"
     file.write_bytes(b"".join(sample.lines[:10]))
     assert shipper.run("backfill", file).returncode == 0
@@ -40,10 +40,10 @@ def used(shipper: Shipper, sample: Sample) -> Path:
 
 
 @pytest.mark.parametrize("name", ["", *STATE_FILES])
-def test_a_state_that_belongs_to_somebody_else_is_not_to_be_moved_away(
+def test_moving_the_state_away_is_not_advised_if_it_belongs_to_another_user(
     name: str, shipper: Shipper, service: Service, sample: Sample, used: Path
 ):
-    """Moved away, all of it would be read and sent again, only because of a mode."""
+    """If the state were moved away, everything would be read and sent again, only because of a file mode."""
     place = shipper.state / name
     if name.endswith(("-wal", "-shm")):
         place.touch()
@@ -67,10 +67,10 @@ def test_a_state_that_belongs_to_somebody_else_is_not_to_be_moved_away(
     assert (shipper.state / "state.db").read_bytes() == kept
     with used.open("ab") as out:
         out.writelines(sample.lines[10:20])
-    assert shipper.backfill(used).counts() == (10, 10, 0, 0, 0), "it goes on where it was"
+    assert shipper.backfill(used).counts() == (10, 10, 0, 0, 0), "it resumes at its position"
 
 
-def test_a_history_of_reports_that_belongs_to_somebody_else_is_not_to_be_moved_away(shipper: Shipper):
+def test_moving_the_report_history_away_is_not_advised_if_it_belongs_to_another_user(shipper: Shipper):
     shipper.state.mkdir(mode=0o700)
     place = shipper.state / "reports.db"
     place.touch(mode=0o600)
@@ -81,7 +81,7 @@ def test_a_history_of_reports_that_belongs_to_somebody_else_is_not_to_be_moved_a
     assert f"{place} cannot be read and written: permission denied; it belongs to user {SOMEBODY}" in result.stderr
 
 
-def test_a_folder_in_which_no_state_can_be_made_is_named_with_its_owner(shipper: Shipper, sample: Sample):
+def test_a_folder_in_which_no_state_can_be_created_is_named_with_its_owner(shipper: Shipper, sample: Sample):
     above = shipper.folder / "above"
     above.mkdir(mode=0o755)
     os.chown(above, SOMEBODY, SOMEBODY)
@@ -96,7 +96,7 @@ def test_a_folder_in_which_no_state_can_be_made_is_named_with_its_owner(shipper:
     assert list(above.iterdir()) == []
 
 
-def test_a_folder_above_the_state_that_cannot_be_entered_is_named(shipper: Shipper, used: Path):
+def test_an_inaccessible_parent_of_the_state_directory_is_named(shipper: Shipper, used: Path):
     above = shipper.folder / "above"
     above.mkdir()
     shipper.state.rename(above / "state")
@@ -108,11 +108,11 @@ def test_a_folder_above_the_state_that_cannot_be_entered_is_named(shipper: Shipp
         assert (
             f"{above} cannot be entered: permission denied; it belongs to user 0, group 0 (mode 0000)" in result.stderr
         ), command
-        assert "no state yet" not in result.stdout
+        assert "nothing has been read yet" not in result.stdout
 
 
 @pytest.mark.parametrize("command", ["backfill", "validate"])
-def test_a_file_that_may_not_be_read_is_named_with_its_owner(command: str, shipper: Shipper, used: Path):
+def test_an_unreadable_file_is_named_with_its_owner(command: str, shipper: Shipper, used: Path):
     denied = "permission denied; it belongs to user 0, group 0 (mode 0000), and this is user 0, group 0"
     closed = shipper.folder / "closed"
     closed.mkdir()
@@ -131,13 +131,13 @@ def test_a_file_that_may_not_be_read_is_named_with_its_owner(command: str, shipp
         assert words in result.stderr
 
 
-# A configuration that is wrong ------------------------------------------------------------------------------------
+# An invalid configuration -----------------------------------------------------------------------------------------
 
 UNSET = '{env="NOT_SET"}'
 NO_TOKEN = {"intake.token": UNSET}
 NO_REPORT = {"report.base_url": "http://127.0.0.1:9", "report.subscription_key": "k", "report.token": UNSET}
 PERIOD = ["1001", "2026-01-01", "2026-01-02"]
-FOREIGN = "198.51.100.1:9"  # an address that this machine does not have
+FOREIGN = "198.51.100.1:9"  # not an address of this machine
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ FOREIGN = "198.51.100.1:9"  # an address that this machine does not have
         (["reconcile", *PERIOD], NO_REPORT),
     ],
 )
-def test_a_command_that_fails_on_its_configuration_creates_nothing(
+def test_a_command_with_an_invalid_configuration_creates_nothing(
     command: list[str], settings: dict[str, str], shipper: Shipper, sample: Sample
 ):
     (shipper.folder / "events.ndjson").write_bytes(b"".join(sample.lines[:10]))
@@ -169,7 +169,7 @@ def test_a_command_that_fails_on_its_configuration_creates_nothing(
     assert sorted(shipper.folder.iterdir()) == before
 
 
-def test_a_state_that_was_there_stays_when_the_configuration_is_wrong(shipper: Shipper, used: Path):
+def test_an_existing_state_is_kept_when_the_configuration_is_invalid(shipper: Shipper, used: Path):
     for directory in (shipper.state, shipper.folder / "empty"):
         directory.mkdir(mode=0o700, exist_ok=True)
         result = shipper.run("backfill", used, settings={"state.directory": directory, "intake.token": '{env="NO"}'})
@@ -178,7 +178,7 @@ def test_a_state_that_was_there_stays_when_the_configuration_is_wrong(shipper: S
     assert shipper.read_state().accepted == 10
 
 
-def test_a_usual_settings_file_in_a_closed_folder_is_skipped_and_an_unreadable_one_is_named(
+def test_a_default_settings_file_in_an_inaccessible_folder_is_skipped_and_an_unreadable_one_is_named(
     shipper: Shipper, tmp_path_factory: pytest.TempPathFactory
 ):
     def status() -> Result:
@@ -198,4 +198,4 @@ def test_a_usual_settings_file_in_a_closed_folder_is_skipped_and_an_unreadable_o
     finally:
         shipper.folder.chmod(mode)
     assert (skipped.returncode, skipped.stderr) == (0, "")
-    assert "there is no state yet" in skipped.stdout
+    assert "nothing has been read yet" in skipped.stdout

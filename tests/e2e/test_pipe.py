@@ -1,4 +1,4 @@
-"""`producer | shipper pipe`: standard input to its end, through the spool."""
+"""`producer | shipper pipe`: standard input, through the spool, to its end."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.e2e.driver import Service, Shipper, event_ids
 from tests.e2e.fake_service import HANG, FakeService
 
 
-def test_every_event_is_delivered_once_and_segments_are_deleted_while_the_input_goes_on(
+def test_every_event_is_delivered_once_and_segments_are_deleted_while_input_arrives(
     shipper: Shipper, service: Service, sample: Sample
 ):
-    """The spool is bounded: it never holds much more than it may, and the input is many times that."""
+    """The spool hardly exceeds its limit, though the input is many times larger."""
     count = 20_000
     file = shipper.folder / "events.ndjson"
     file.write_bytes(b"".join(sample.lines[:count]))
@@ -35,27 +35,27 @@ def test_every_event_is_delivered_once_and_segments_are_deleted_while_the_input_
     held = [0]
     with subprocess.Popen(["cat", file], stdout=subprocess.PIPE) as producer:
         running = shipper.start("pipe", "--summary", "json", stdin=producer.stdout, settings=settings)
-        running.wait_until(lambda: held.append(spooled_bytes(shipper)) or running.has_ended, "its end", limit_s=30)
+        running.wait_until(lambda: held.append(spooled_bytes(shipper)) or running.has_ended, "the end", limit_s=30)
         result = running.finish()
     assert (result.returncode, result.counts()) == (0, (count, count, 0, 0, 0))
     service.assert_holds_exactly(sample.ids[:count])
     assert service.received == count
-    # One reading of a mebibyte may come on top of the limit.
+    # One read of a mebibyte may exceed the limit.
     assert 200_000 < max(held) < 400_000 + (2 << 20) < file.stat().st_size
-    assert list(Path(shipper.state, "spool").iterdir()) == [], "what is settled stays on the disk"
+    assert list(Path(shipper.state, "spool").iterdir()) == [], "settled segments stay on the disk"
 
 
 def spooled_bytes(shipper: Shipper) -> int:
     try:
         return sum(path.stat().st_size for path in Path(shipper.state, "spool").glob("*"))
     except FileNotFoundError:
-        return 0  # deleted between the listing and the look
+        return 0  # deleted after the listing
 
 
-def test_a_file_as_standard_input_is_read_from_where_it_stands_and_a_second_pipe_begins_with_nothing_left_over(
+def test_a_file_as_standard_input_is_read_from_its_current_offset_and_leaves_nothing_for_a_second_pipe(
     shipper: Shipper, service: Service, sample: Sample
 ):
-    """A last line without a newline is delivered, too."""
+    """A last line without newline is delivered, too."""
     file = shipper.folder / "events.ndjson"
     file.write_bytes(b"".join(sample.lines[:100]).rstrip())
     with file.open("rb") as stdin:
@@ -67,7 +67,7 @@ def test_a_file_as_standard_input_is_read_from_where_it_stands_and_a_second_pipe
     assert service.times_received() == dict.fromkeys(sample.ids[1:150], 1)
 
 
-def test_an_endless_line_and_the_torn_one_of_a_producer_that_was_killed_cost_no_memory_and_no_neighbour(
+def test_an_endless_line_and_a_torn_last_line_take_no_memory_and_affect_no_other_record(
     shipper: Shipper, service: Service, sample: Sample
 ):
     torn = sample.lines[100][:150]
@@ -102,13 +102,13 @@ def test_input_without_records_is_no_error(shipper: Shipper, service: Service):
     assert service.counts()["requests"] == 0
 
 
-def test_a_closed_standard_input_is_told_in_words(shipper: Shipper, service: Service):
+def test_a_closed_standard_input_is_reported(shipper: Shipper, service: Service):
     result = shipper.run("pipe", prefix=["sh", "-c", 'exec "$0" "$@" <&-'])
     assert result.returncode == 2
     assert "standard input" in result.stderr
 
 
-def test_a_line_longer_than_a_segment_and_than_the_spool_passes(shipper: Shipper, service: Service, sample: Sample):
+def test_a_line_longer_than_a_segment_and_the_spool_is_delivered(shipper: Shipper, service: Service, sample: Sample):
     settings = {"spool.segment_bytes": 100, "spool.max_bytes": 100, "state.commit_interval_seconds": 0.01}
     running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings=settings)
     running.stdin.write(sample.lines[0][:200])
@@ -123,7 +123,7 @@ def test_a_line_longer_than_a_segment_and_than_the_spool_passes(shipper: Shipper
 def test_sigterm_leaves_the_rest_in_the_spool_for_the_next_run(shipper: Shipper, fake: FakeService, sample: Sample):
     shipper.target = fake.target
     fake.plan(HANG)
-    count = 20_000  # more than is read ahead
+    count = 20_000  # more than the read-ahead
     file = shipper.folder / "events.ndjson"
     file.write_bytes(b"".join(sample.lines[:count]))
     with file.open("rb") as stdin:
@@ -138,24 +138,24 @@ def test_sigterm_leaves_the_rest_in_the_spool_for_the_next_run(shipper: Shipper,
     assert stopped.returncode == 4
     assert stopped.summary["outcome"] == "drained"
     read, accepted, *_, pending = stopped.counts()
-    assert read == accepted < count, "the first run must end in the middle"
+    assert read == accepted < count, "the first run must stop before the end"
     assert pending == 0
     segments = list(Path(shipper.state, "spool").iterdir())
     assert segments
 
     spooled = [line for path in sorted(segments) for line in path.read_bytes().splitlines(keepends=True)]
-    torn = [line for line in spooled if not line.endswith(b"\n")]  # where the stop met the middle of a line
+    torn = [line for line in spooled if not line.endswith(b"\n")]  # where the stop split a line
     whole = Counter(event_ids(line for line in spooled if line.endswith(b"\n")))
-    assert shipper.pipe().returncode == (3 if torn else 0), "an input that holds nothing is no error"
+    assert shipper.pipe().returncode == (3 if torn else 0), "empty input is no error"
     assert whole <= Counter(fake.event_ids())
-    assert max(Counter(fake.event_ids()).values()) == 1, "after a clean stop nothing is sent twice"
+    assert max(Counter(fake.event_ids()).values()) == 1, "something was sent twice after a clean stop"
 
 
 @pytest.mark.parametrize("form", ["ndjson", "csv"])
-def test_a_letter_with_the_beginning_of_a_record_says_so_and_is_never_sent(
+def test_a_dead_letter_with_the_beginning_of_a_record_is_marked_and_never_sent(
     shipper: Shipper, service: Service, sample: Sample, form: str
 ):
-    """Of a row of CSV, the beginning may be a row by itself; of either, the one that is kept is no record."""
+    """The beginning of a CSV row may be a valid row; in both formats, the kept beginning is no record."""
     header, rows = csv_of(sample.lines[:3]) if form == "csv" else (b"", list(sample.lines[:3]))
     status = json.loads(sample.lines[1])["ConsumerStatus"].encode()
     whole = rows[1] = rows[1].replace(status, status + b"x" * 3_000_000).rstrip() + b"\n"
@@ -167,7 +167,7 @@ def test_a_letter_with_the_beginning_of_a_record_says_so_and_is_never_sent(
     kept, size = len(letter.raw), len(whole) - 1
     assert letter.rule == "oversized"
     assert 262_144 < kept < size
-    words = f"cut: its first {kept:,} of {size:,} bytes"
+    words = f"cut: only its first {kept:,} of {size:,} bytes"
     assert words in letter.message
     assert words in shipper.run("dead-letters", "list").stdout
     assert words in shipper.run("dead-letters", "show", str(letter.id)).stdout
@@ -185,15 +185,15 @@ def test_a_letter_with_the_beginning_of_a_record_says_so_and_is_never_sent(
 
 
 @pytest.mark.parametrize("ending", ["SIGTERM", "SIGKILL"])
-def test_a_record_that_is_cut_while_it_comes_says_so_whatever_ends_the_pipe(
+def test_a_truncated_record_is_marked_however_the_pipe_ends(
     shipper: Shipper, service: Service, sample: Sample, ending: str
 ):
-    """Though the next run would take records of that length."""
+    """Even if the next run accepts records of that length."""
     running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE)
     running.stdin.write(sample.lines[0] + b"x" * 2_500_000)
     running.stdin.flush()
     running.wait_until(lambda: bytes_waiting(running.stdin) == 0, "everything is read")
-    running.wait_until(lambda: service.stored == 1, "what it kept is in the spool")
+    running.wait_until(lambda: service.stored == 1, "the kept part is in the spool")
     _ = running.stop() if ending == "SIGTERM" else running.kill()
     longer = {"input.max_record_bytes": 10_000_000, "batch.max_bytes": 20_000_000}
     assert shipper.pipe(settings=longer).returncode == 3
@@ -202,15 +202,15 @@ def test_a_record_that_is_cut_while_it_comes_says_so_whatever_ends_the_pipe(
     kept = len(letter.raw)
     assert letter.raw == b"x" * kept
     assert 262_144 < kept < 2_500_000
-    known = 2_500_000 if ending == "SIGTERM" else kept + 1  # it is that long at least
-    assert f"cut: its first {kept:,} of {known:,} bytes" in letter.message
+    known = 2_500_000 if ending == "SIGTERM" else kept + 1  # its minimum length
+    assert f"cut: only its first {kept:,} of {known:,} bytes" in letter.message
 
 
 @pytest.mark.parametrize("ending", ["SIGTERM", "SIGKILL", "its end"])
-def test_rows_behind_a_quote_that_is_never_closed_outlive_every_end_of_the_pipe(
+def test_rows_after_an_unclosed_quote_survive_every_end_of_the_pipe(
     shipper: Shipper, service: Service, sample: Sample, ending: str
 ):
-    """Until the quote may no longer be closed, nobody knows where its row ends; all that was read is kept."""
+    """The end of the row is unknown until the quote can no longer be closed, so everything read is kept."""
     header, rows = csv_of(sample.lines[:500])
     rows[2] = rows[2].replace(b",", b',"', 1)
     running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings={"input.format": "csv"})
@@ -223,7 +223,7 @@ def test_rows_behind_a_quote_that_is_never_closed_outlive_every_end_of_the_pipe(
         running.stdin.close()
         assert running.finish().returncode == 3
     elif ending == "SIGTERM":
-        assert running.stop().returncode == 4, "there is something left to do"
+        assert running.stop().returncode == 4, "something is left over"
     else:
         running.kill()
     assert shipper.pipe().returncode == (0 if ending == "its end" else 3)
@@ -235,8 +235,8 @@ def test_rows_behind_a_quote_that_is_never_closed_outlive_every_end_of_the_pipe(
 
 @pytest.mark.parametrize("form", ["auto", "batch"])
 @pytest.mark.parametrize("data", [b'{"EventId": "5', b'[{"a": 1}, {"b": "', b"EventId,IP,Co"])
-def test_a_torn_first_record_is_not_forgotten_at_sigterm(shipper: Shipper, service: Service, form: str, data: bytes):
-    """Whatever it will turn out to be: a line, an element of an array; a header without rows is no record."""
+def test_a_torn_first_record_is_kept_at_sigterm(shipper: Shipper, service: Service, form: str, data: bytes):
+    """Whether it is a line or an array element; a header without rows is no record."""
     running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings={"input.format": form})
     running.stdin.write(data)
     running.stdin.flush()
@@ -249,19 +249,19 @@ def test_a_torn_first_record_is_not_forgotten_at_sigterm(shipper: Shipper, servi
 
 
 def bytes_waiting(pipe: IO[bytes]) -> int:
-    """Count the bytes in a pipe that nobody has read yet."""
+    """Return the number of unread bytes in a pipe."""
     return struct.unpack("i", fcntl.ioctl(pipe.fileno(), termios.FIONREAD, b"\0\0\0\0"))[0]
 
 
 def csv_of(lines: list[bytes]) -> tuple[bytes, list[bytes]]:
-    """Write events as CSV without a quote: the header, and the rows."""
+    """Return events as CSV without quotes: the header and the rows."""
     documents = [json.loads(line) for line in lines]
     rows = [",".join(map(str, document.values())).encode() + b"\n" for document in documents]
     return ",".join(documents[0]).encode() + b"\n", rows
 
 
-def test_it_ends_though_its_producer_lives_on(shipper: Shipper, service: Service, sample: Sample):
-    """When it gives up, and at a signal: nobody waits for the end of the input."""
+def test_pipe_ends_while_its_producer_is_running(shipper: Shipper, service: Service, sample: Sample):
+    """When it gives up, and at a signal, it does not wait for the end of the input."""
     settings = {"batch.linger_seconds": 0.01, "delivery.give_up_after_seconds": 0.2}
     right = shipper.target
     shipper.target = right._replace(token="wrong")
@@ -275,7 +275,7 @@ def test_it_ends_though_its_producer_lives_on(shipper: Shipper, service: Service
     running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings=settings)
     running.stdin.write(sample.lines[1])
     running.stdin.flush()
-    running.wait_until(lambda: service.stored == 2, "what was left over and what is new")
+    running.wait_until(lambda: service.stored == 2, "leftovers and new records")
     result = running.stop()
     assert result.counts() == (2, 2, 0, 0, 0)
     assert result.returncode == 4, "the input had not ended"

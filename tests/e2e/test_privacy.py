@@ -1,4 +1,4 @@
-"""Nobody else on the machine can read the state, and no log says what only a record or a secret should."""
+"""No other user can read the state, and no log contains values of records or secrets."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def _modes(folder: Path) -> Iterator[tuple[str, int, bool]]:
         yield str(path.relative_to(folder)), stat.S_IMODE(status.st_mode), stat.S_ISDIR(status.st_mode)
 
 
-def test_the_state_is_for_its_owner_only_while_it_is_used(shipper: Shipper, fake: FakeService, sample: Sample):
-    """Looked at in the middle, when all side files are there; the umask and the directory's mode were generous."""
+def test_only_the_owner_can_read_the_state_while_it_is_in_use(shipper: Shipper, fake: FakeService, sample: Sample):
+    """Checked during the run, when all side files exist; the umask and the directory's mode are permissive."""
     shipper.target = fake.target
     fake.plan(Reply())
     fake.default = HANG
@@ -44,14 +44,12 @@ def test_the_state_is_for_its_owner_only_while_it_is_used(shipper: Shipper, fake
 
 
 @pytest.mark.skipif(
-    Path("/proc/sys/kernel/core_pattern").read_text().strip() != "core", reason="cores go to another place here"
+    Path("/proc/sys/kernel/core_pattern").read_text().strip() != "core", reason="core dumps are written elsewhere here"
 )
-@pytest.mark.skipif(os.geteuid() != 0, reason="the limit of cores can be raised by root only")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can raise the limit for core dumps")
 @pytest.mark.parametrize("is_debugged", [False, True])
-def test_a_process_that_is_aborted_leaves_no_core_with_what_it_held(
-    is_debugged: bool, shipper: Shipper, sample: Sample
-):
-    """And with it goes what other processes of the user can read of its memory."""
+def test_an_aborted_process_leaves_no_core_dump(is_debugged: bool, shipper: Shipper, sample: Sample):
+    """Other processes of the user cannot read its memory either."""
     running = shipper.start(
         "pipe",
         stdin=subprocess.PIPE,
@@ -60,7 +58,7 @@ def test_a_process_that_is_aborted_leaves_no_core_with_what_it_held(
     )
     running.stdin.write(sample.lines[0])
     running.stdin.flush()
-    running.wait_until(lambda: shipper.state.exists(), "it has begun")
+    running.wait_until(lambda: shipper.state.exists(), "the process has started")
     running.process.send_signal(signal.SIGABRT)
     assert running.process.wait(30) == -signal.SIGABRT
     cores = list(shipper.folder.glob("core*"))
@@ -79,7 +77,7 @@ REJECTING = {"records.unknown_fields": "reject"}
 
 
 def _canary_lines(sample: Sample) -> list[bytes]:
-    """Good records, repeated ones, and records that are broken in every way, each with the canaries in it."""
+    """Return good, repeated and variously broken records, each with the canaries."""
     good = [changed(line, **CANARIES) for line in sample.lines[:40]]
     broken = [
         changed(good[0], EventId="not-a-uuid"),
@@ -108,7 +106,7 @@ def assert_says_nothing(text: str, secrets: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("command", "log_format"), [("backfill", "json"), ("pipe", "console"), ("run", "json")])
-def test_no_log_at_debug_names_a_secret_an_address_or_a_user(
+def test_no_debug_log_contains_a_secret_an_address_or_a_user(
     shipper: Shipper, service: Service, sample: Sample, command: str, log_format: str
 ):
     file = shipper.folder / "events.ndjson"
@@ -158,9 +156,9 @@ def test_no_log_at_debug_names_a_secret_an_address_or_a_user(
             3,
         ),
     ],
-    ids=["of all", "of records"],
+    ids=["quoting everything", "quoting records"],
 )
-def test_a_failure_that_quotes_a_record_or_a_secret_is_not_repeated_in_the_log(
+def test_the_log_does_not_repeat_records_or_secrets_quoted_in_a_failure(
     shipper: Shipper, fake: FakeService, sample: Sample, failures: list[Reply], returncode: int
 ):
     shipper.target = fake.target
@@ -171,11 +169,11 @@ def test_a_failure_that_quotes_a_record_or_a_secret_is_not_repeated_in_the_log(
     settings = {"delivery.give_up_after_seconds": 0.5, "delivery.retry_initial_seconds": 0.01, "batch.max_events": 20}
     result = shipper.backfill(file, "--log-level", "debug", settings={**settings, "delivery.concurrency": 1})
     assert result.returncode == returncode
-    assert fake.requests > len(failures), "not each of them has happened"
+    assert fake.requests > len(failures), "not every failure has occurred"
     assert_says_nothing(result.stderr + result.stdout, _secrets(shipper))
 
 
-def test_a_secret_that_cannot_be_sent_is_named_and_not_shown(shipper: Shipper, service: Service, sample: Sample):
+def test_an_unsendable_secret_is_named_by_its_setting_and_not_shown(shipper: Shipper, service: Service, sample: Sample):
     file = shipper.folder / "events.ndjson"
     file.write_bytes(sample.lines[0])
     shipper.target = service.target._replace(token="canary\ntöken-→")

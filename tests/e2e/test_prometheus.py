@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a running shipper by the example's configuration, and its rules raise an alert."""
+"""A real Prometheus scrapes a running shipper with the example's configuration, and its rules raise alerts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, wait_until
+from tests.e2e.files import append, wait_for_events
 from tests.e2e.operated import Admin, Start
-from tests.e2e.test_follow import append, wait_for_events
 from tests.tools import assert_content, run, tool
 
 EXAMPLES = Path(__file__).parents[2] / "config/prometheus"
@@ -46,7 +46,7 @@ class Prometheus:
             url = f"http://{self.address}/api/v1/{path}"
             answer = httpx.get(url, params=query, trust_env=False, verify=False, timeout=10)
         except httpx.TransportError:
-            return None  # not up yet
+            return None  # not started yet
         return answer.json()["data"] if answer.status_code == 200 else None
 
     def firing(self) -> dict[str, dict[str, str]]:
@@ -76,7 +76,7 @@ def prometheus(tmp_path: Path) -> Iterator[list[Prometheus]]:
         each.end()
 
 
-def test_what_is_scraped_is_good_style_and_an_alert_fires_as_long_as_the_service_forbids(
+def test_metrics_pass_the_linter_and_an_alert_fires_while_the_service_denies_access(
     prometheus: list[Prometheus], tmp_path: Path, start: Start, folder: Path, service: Service, sample: Sample
 ):
     assert_content(run(tool("promtool"), "check", "rules", EXAMPLES / "alerts.yml"))

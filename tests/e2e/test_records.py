@@ -1,4 +1,4 @@
-"""What is odd about a record: it leaves as the rules say or is a dead letter as it came, and no other one suffers."""
+"""Odd records are sent as the rules say or become dead letters unchanged, and affect no other record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def shipper(shipper: Shipper, fake: FakeService) -> Shipper:
 
 
 def refusing(fake: FakeService, status: int = 422) -> Callable[[], Reply]:
-    """Refuse each request that holds a certain user name."""
+    """Return a reply that refuses requests containing a certain user name."""
     return lambda: Reply(status=status, body=b"no") if REFUSED in fake.bodies[-1] else Reply()
 
 
@@ -44,7 +44,7 @@ ODD_VALUES = [
 ]
 
 
-def test_no_content_of_a_refused_record_ends_the_run(shipper: Shipper, fake: FakeService, sample: Sample):
+def test_no_refused_record_ends_the_run(shipper: Shipper, fake: FakeService, sample: Sample):
     fake.default = refusing(fake)
     odd = [with_unknown(refused(line), value) for line, value in zip(sample.lines, ODD_VALUES, strict=False)]
     good = [with_unknown(line, value) for line, value in zip(sample.lines[10:], ODD_VALUES, strict=False)]
@@ -55,11 +55,11 @@ def test_no_content_of_a_refused_record_ends_the_run(shipper: Shipper, fake: Fak
     assert [letter.raw + b"\n" for letter in shipper.read_state().dead_letters] == odd
 
 
-# Fields that are named twice ------------------------------------------------------------------------------------------
+# Repeated fields ------------------------------------------------------------------------------------------------------
 
 
 def repeating(line: bytes) -> bytes:
-    """A record with a second address and a second EventId in front of the good ones."""
+    """Return a record with another address and EventId before the correct ones."""
     return b'{"\\u0049P":"garbage", "EventId" : "00000000-0000-4000-8000-000000000000",' + line.lstrip(b"{")
 
 
@@ -67,7 +67,7 @@ FORMS = {"lines": b"", "array": b"["}
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_field_named_twice_leaves_once_with_its_last_value(
+def test_a_repeated_field_is_sent_once_with_its_last_value(
     shipper: Shipper, fake: FakeService, sample: Sample, form: str
 ):
     lines = [repeating(line) if number % 2 else line for number, line in enumerate(sample.lines[:20])]
@@ -79,7 +79,7 @@ def test_a_field_named_twice_leaves_once_with_its_last_value(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_field_named_twice_is_refused_in_strict_mode_and_replayed_in_the_other_one(
+def test_a_repeated_field_is_refused_in_strict_mode_and_replayed_in_normal_mode(
     shipper: Shipper, fake: FakeService, sample: Sample, form: str
 ):
     lines = [repeating(line) if number % 2 else line for number, line in enumerate(sample.lines[:20])]
@@ -99,13 +99,13 @@ def test_a_field_named_twice_is_refused_in_strict_mode_and_replayed_in_the_other
     assert (fake.stored[1].count(b"EventId"), b"garbage" in fake.stored[1]) == (10, False)
 
 
-# Records with one EventId ---------------------------------------------------------------------------------------------
+# Records with the same EventId ----------------------------------------------------------------------------------------
 
 BY_STATUS = [400, 409, 422, 413]
 
 
 def named(fake: FakeService) -> Callable[[], Reply]:
-    """Name the events with a certain user name as refused, in an answer of success."""
+    """Return a successful answer that lists the events with a certain user name as refused."""
 
     def reply() -> Reply:
         events = events_of(fake.bodies[-1])
@@ -118,7 +118,7 @@ def named(fake: FakeService) -> Callable[[], Reply]:
 
 
 def corrected_ids(fake: FakeService) -> list[str]:
-    """What the service took: all that it stored, without the events that it named as refused."""
+    """Return the events stored by the service, without those it listed as refused."""
     return [
         str(event["EventId"])
         for body in fake.stored
@@ -128,22 +128,20 @@ def corrected_ids(fake: FakeService) -> list[str]:
 
 
 @pytest.mark.parametrize("status", [*BY_STATUS, 202])
-def test_a_corrected_record_is_sent_after_a_refused_one_of_its_event_id(
+def test_a_corrected_record_is_sent_after_a_refused_one_with_the_same_event_id(
     shipper: Shipper, fake: FakeService, sample: Sample, status: int
 ):
     fake.default = refusing(fake, status) if status != 202 else named(fake)
     good, others = sample.lines[0], sample.lines[1:10]
     bad = refused(good)
-    lines = [bad, *others, good, bad, good]  # the last one repeats what was accepted by then, and so does the other
+    lines = [bad, *others, good, bad, good]  # the last one repeats an accepted record, and so does the other
     result = shipper.pipe(b"".join(lines), settings=ONE_SENDER)
     assert (result.returncode, result.counts()) == (3, (13, 10, 1, 2, 0))
     assert [letter.raw + b"\n" for letter in shipper.read_state().dead_letters] == [bad]
     assert sorted(corrected_ids(fake)) == sorted(sample.ids[:10])
 
 
-def test_each_of_several_records_of_one_event_id_is_sent_until_one_is_accepted(
-    shipper: Shipper, fake: FakeService, sample: Sample
-):
+def test_records_with_one_event_id_are_sent_until_one_is_accepted(shipper: Shipper, fake: FakeService, sample: Sample):
     fake.default = refusing(fake)
     bad = [refused(sample.lines[0], ConsumerID=number) for number in range(1, 6)]
     path = shipper.folder / "events.ndjson"
@@ -154,9 +152,7 @@ def test_each_of_several_records_of_one_event_id_is_sent_until_one_is_accepted(
     assert shipper.run("dead-letters", "replay", "--summary", "json").counts() == (3, 0, 3, 0, 0)
 
 
-def test_a_corrected_record_that_waits_needs_no_more_input_to_be_sent(
-    shipper: Shipper, fake: FakeService, sample: Sample
-):
+def test_a_waiting_corrected_record_is_sent_without_further_input(shipper: Shipper, fake: FakeService, sample: Sample):
     fake.default = refusing(fake)
     path = shipper.folder / "app.ndjson"
     path.write_bytes(refused(sample.lines[0]) + sample.lines[0])
@@ -167,13 +163,13 @@ def test_a_corrected_record_that_waits_needs_no_more_input_to_be_sent(
     running.wait_until(lambda: fake.requests == 3, "the second bad record was sent")
     with path.open("ab") as file:
         file.write(sample.lines[1])
-    running.wait_until(lambda: fake.event_ids() == sample.ids[:2], "it was corrected in the end")
+    running.wait_until(lambda: fake.event_ids() == sample.ids[:2], "the corrected record is accepted")
     running.stop()
     state = shipper.read_state()
     assert (state.read, state.accepted, state.dead_lettered, state.duplicates) == (4, 2, 2, 0)
 
 
-def test_a_repeat_while_the_first_record_has_no_answer_is_sent_by_nobody(
+def test_a_duplicate_is_not_sent_while_the_first_record_has_no_answer(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
     fake.plan(HANG)
@@ -181,17 +177,19 @@ def test_a_repeat_while_the_first_record_has_no_answer_is_sent_by_nobody(
     running = shipper.start("pipe", "--summary", "json", settings=settings, stdin=subprocess.PIPE)
     running.stdin.write(b"".join(sample.lines[:10]))
     running.stdin.flush()
-    running.wait_until(lambda: fake.requests == 1, "the first ten hang")
+    running.wait_until(lambda: fake.requests == 1, "the first ten requests hang")
     running.stdin.write(b"".join(sample.lines[:10] * 2 + sample.lines[10:20]))
     running.stdin.close()
-    running.wait_until(lambda: len(fake.stored) == 1, "what follows is delivered")
+    running.wait_until(lambda: len(fake.stored) == 1, "the following records are delivered")
     assert fake.event_ids() == sample.ids[10:20]
     fake.release()
     assert running.finish().counts() == (40, 20, 0, 20, 0)
     assert sorted(fake.event_ids()) == sorted(sample.ids[:20])
 
 
-def test_a_replay_sends_every_letter_also_those_of_one_event_id(shipper: Shipper, fake: FakeService, sample: Sample):
+def test_a_replay_sends_every_letter_even_several_with_one_event_id(
+    shipper: Shipper, fake: FakeService, sample: Sample
+):
     fake.default = Reply(status=422, body=b"no")
     bad, good = refused(sample.lines[0]), sample.lines[0]
     for each in (bad, good):
@@ -207,11 +205,13 @@ def test_a_replay_sends_every_letter_also_those_of_one_event_id(shipper: Shipper
     assert shipper.read_state().dead_letters == ()
 
 
-def test_an_empty_event_id_is_none(shipper: Shipper, fake: FakeService, sample: Sample):
+def test_records_with_an_empty_event_id_are_not_duplicates_of_each_other(
+    shipper: Shipper, fake: FakeService, sample: Sample
+):
     settings = {"records.relax": '["event_id"]', **ONE_SENDER}
     lines = [changed(line, EventId="") for line in sample.lines[:20]]
     assert shipper.pipe(b"".join(lines), settings=settings).counts() == (20, 20, 0, 0, 0)
-    assert len(fake.stored) == 1, "they need no batches of their own"
+    assert len(fake.stored) == 1, "they share one batch"
     fake.default = refusing(fake)
     lines[5] = refused(lines[5])
     result = shipper.pipe(b"".join(lines), settings=settings)
@@ -222,7 +222,7 @@ def test_an_empty_event_id_is_none(shipper: Shipper, fake: FakeService, sample: 
 # Newlines within records ----------------------------------------------------------------------------------------------
 
 
-def test_a_newline_within_a_value_is_no_json_and_one_between_values_is_a_blank(
+def test_a_newline_within_a_value_is_invalid_and_one_between_values_is_whitespace(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
     spread = json.dumps(json.loads(sample.lines[0]), indent=1).encode()

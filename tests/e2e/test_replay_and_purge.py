@@ -1,4 +1,4 @@
-"""The life of dead letters after they were refused: looked at, sent once more, deleted; and a quota that is met."""
+"""Dead letters are listed, replayed and deleted; and a reached quota."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ZERO = (0, 0, 0, 0, 0)
 def refuse(
     shipper: Shipper, lines: list[bytes], name: str = "events.ndjson", *, also: Mapping[str, list[bytes]] | None = None
 ) -> Path:
-    """Make dead letters of good lines in one file, or more of them, by a setting that refuses them all."""
+    """Make dead letters of good lines with a setting that refuses them all."""
     contents = {shipper.folder / each: content for each, content in {name: lines, **(also or {})}.items()}
     for file, content in contents.items():
         file.write_bytes(b"".join(content))
@@ -44,7 +44,7 @@ def letters(shipper: Shipper, command: str, *arguments: str | Path, **options: A
 
 
 @pytest.mark.parametrize("action", ["delete", "move"])
-def test_a_file_that_alone_holds_a_refused_record_is_left_alone_until_the_letter_is_purged(
+def test_a_file_with_the_only_copy_of_a_refused_record_is_kept_until_the_letter_is_purged(
     shipper: Shipper, service: Service, sample: Sample, action: str
 ):
     file, other = shipper.folder / "a.ndjson", shipper.folder / "b.ndjson"
@@ -58,9 +58,9 @@ def test_a_file_that_alone_holds_a_refused_record_is_left_alone_until_the_letter
         assert result.counts() == ((4, 2, 2, 0, 0) if number == 0 else ZERO)
         assert file.exists()
         assert result.stderr.count("source_needed") == 1
-        assert not other.exists(), "its letter has the record"
+        assert not other.exists(), "its dead letter contains the record"
     status = shipper.run("status").stdout
-    assert "of 1 only the position is known, and input.on_complete leaves their files alone" in status
+    assert "of 1, only the position is known, so input.on_complete keeps their files" in status
     letters(shipper, "purge", "--reason", "oversized", "--yes")
     assert shipper.backfill(file, settings=settings).counts() == ZERO
     assert not file.exists()
@@ -70,7 +70,7 @@ def test_a_file_that_alone_holds_a_refused_record_is_left_alone_until_the_letter
 # Replay -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_replay_sends_what_is_asked_for_and_keeps_the_rules_by_now_and_only_once(
+def test_a_replay_sends_the_selected_letters_once_under_the_current_rules(
     shipper: Shipper, service: Service, sample: Sample
 ):
     broken = [changed(sample.lines[20], BTag="?"), b"broken\n", b"x" * 3_000_000 + b"\n"]
@@ -82,7 +82,7 @@ def test_a_replay_sends_what_is_asked_for_and_keeps_the_rules_by_now_and_only_on
     assert rehearsal.returncode == 3
     assert "20 dead letters would be sent, 2 would fail again" in rehearsal.stdout
     assert "dead letter 21: " in rehearsal.stdout
-    assert "1 dead letter was too long to be kept whole" in rehearsal.stderr
+    assert "1 dead letter was too long to be stored completely" in rehearsal.stderr
     assert service.counts()["requests"] == 0
 
     some = ("--path", "*/b.ndjson", "--reason", "status", "--limit", "3")
@@ -95,7 +95,7 @@ def test_a_replay_sends_what_is_asked_for_and_keeps_the_rules_by_now_and_only_on
     result = letters(shipper, "replay")
     assert result.returncode == 3
     assert "17 accepted" in result.stderr
-    assert "1 dead letter was too long to be kept whole" in result.stderr
+    assert "1 dead letter was too long to be stored completely" in result.stderr
     service.assert_holds_exactly(sample.ids[:20])
     state = shipper.read_state()
     assert (state.read, state.accepted, state.dead_lettered, state.purged) == (23, 20, 3, 0)
@@ -108,16 +108,14 @@ def test_a_replay_sends_what_is_asked_for_and_keeps_the_rules_by_now_and_only_on
 
     exported = letters(shipper, "export", "--reason", "oversized")
     assert (exported.returncode, exported.stdout) == (0, "")
-    assert "1 dead letter was too long to be kept whole" in exported.stderr
+    assert "1 dead letter was too long to be stored completely" in exported.stderr
     assert json.loads(letters(shipper, "show", "23", "--format", "json").stdout)["record"] is None
     shown = letters(shipper, "show", "23").stdout
     assert "dead letter 23" in shown
     assert "3,000,0" not in shown
 
 
-def test_a_replay_that_is_killed_or_stopped_goes_on_with_what_is_left(
-    shipper: Shipper, fake: FakeService, sample: Sample
-):
+def test_the_replay_after_a_kill_or_stop_sends_what_is_left(shipper: Shipper, fake: FakeService, sample: Sample):
     refuse(shipper, sample.lines[:100])
     shipper.target = fake.target
     fake.plan(*[Reply()] * 4)
@@ -128,13 +126,13 @@ def test_a_replay_that_is_killed_or_stopped_goes_on_with_what_is_left(
     running.kill()
     assert len(shipper.read_state().dead_letters) == 60
     fake.release()
-    wait_until(lambda: len(fake.stored) == 5, "the killed one has no request under way")
+    wait_until(lambda: len(fake.stored) == 5, "the killed replay has no request in flight")
 
     fake.plan(*[Reply()] * 2)
     fake.default = Reply(status=503)
     settings["delivery.drain_timeout_seconds"] = 0.2
     running = shipper.start("dead-letters", "replay", "--summary", "json", settings=settings)
-    running.wait_until(lambda: fake.requests > 8, "the third batch to be refused again")
+    running.wait_until(lambda: fake.requests > 8, "the third batch is refused again")
     result = running.stop()
     assert result.returncode == 4
     assert result.counts()[1] == 20
@@ -147,10 +145,10 @@ def test_a_replay_that_is_killed_or_stopped_goes_on_with_what_is_left(
     assert len(fake.event_ids(fake.bodies[sent:])) == 40
     times = Counter(fake.event_ids())
     assert times.keys() == set(sample.ids[:100])
-    assert times.total() == 110, "only the batch that was on its way at the kill came twice"
+    assert times.total() == 110, "only the batch in flight at the kill was sent twice"
 
 
-def test_a_replay_beside_a_pipe_is_refused(shipper: Shipper, service: Service, sample: Sample):
+def test_a_replay_is_refused_while_a_pipe_is_running(shipper: Shipper, service: Service, sample: Sample):
     refuse(shipper, sample.lines[:3])
     running = shipper.start("pipe", stdin=subprocess.PIPE)
     running.wait_until(lambda: "" != (shipper.state / "lock").read_text() == f"{running.pid}\n", "the lock")
@@ -164,7 +162,7 @@ def test_a_replay_beside_a_pipe_is_refused(shipper: Shipper, service: Service, s
     assert "3 dead letters would be sent" in letters(shipper, "replay", "--dry-run", check=False).stdout
     running.stdin.write(b"".join(sample.lines[10:20]))
     running.stdin.flush()
-    running.wait_until(lambda: shipper.read_state().accepted == 10, "events beside it")
+    running.wait_until(lambda: shipper.read_state().accepted == 10, "events during the replay")
     assert letters(shipper, "purge", "--all", "--yes", check=False).returncode == 0
     running.stdin.write(b"broken\n")
     running.stdin.close()
@@ -179,7 +177,7 @@ def test_a_replay_beside_a_pipe_is_refused(shipper: Shipper, service: Service, s
 # Quota --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_at_its_quota_waits_and_goes_on_by_itself(shipper: Shipper, service: Service, sample: Sample):
+def test_a_run_at_its_quota_waits_and_resumes_after_a_purge(shipper: Shipper, service: Service, sample: Sample):
     file = shipper.folder / "events.ndjson"
     file.write_bytes(b"broken\n" * 3 + b"".join(sample.lines[:50]))
     settings = {
@@ -201,7 +199,7 @@ def test_a_run_at_its_quota_waits_and_goes_on_by_itself(shipper: Shipper, servic
     service.assert_holds_exactly(sample.ids[:50])
 
 
-def test_a_run_that_finds_no_room_gives_up_and_the_next_one_goes_on_and_letters_expire_when_a_day_has_passed(
+def test_a_run_at_its_quota_gives_up_and_the_next_run_resumes_once_letters_have_expired(
     shipper: Shipper, service: Service, sample: Sample
 ):
     file = shipper.folder / "events.ndjson"
@@ -233,7 +231,7 @@ def test_a_run_that_finds_no_room_gives_up_and_the_next_one_goes_on_and_letters_
     assert shipper.read_state().purged == 3
 
 
-def test_a_stop_at_the_quota_leaves_the_rest_of_a_pipe_to_the_next_start(
+def test_the_rest_of_a_pipe_stopped_at_the_quota_is_left_to_the_next_start(
     shipper: Shipper, service: Service, sample: Sample
 ):
     settings = {"state.dead_letter_max_bytes": 1200, "batch.max_events": 1, "input.format": "ndjson"}
@@ -246,7 +244,7 @@ def test_a_stop_at_the_quota_leaves_the_rest_of_a_pipe_to_the_next_start(
     result = running.stop()
     assert (result.returncode, shipper.read_state().dead_lettered) == (4, 2)
     assert result.counts()[4] > 0, "nothing was pending"
-    # What was sent while the record before it had no room is not settled, and is sent again.
+    # Records sent while an earlier one had no room are not settled, and are sent again.
     again = shipper.pipe()
     assert (again.returncode, again.counts()[2:]) == (3, (1, 0, 0))
     service.assert_holds_exactly(sample.ids[:5])
@@ -262,7 +260,7 @@ def bytes_on_disk(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
-def test_what_is_purged_is_gone_from_the_disk_and_a_consumer_from_letters_and_spool(
+def test_purge_removes_letters_from_the_disk_and_a_consumer_from_letters_and_spool(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
     canary = {"ConsumerID": 777000777, "Username": "canary_bird"}
@@ -283,7 +281,7 @@ def test_what_is_purged_is_gone_from_the_disk_and_a_consumer_from_letters_and_sp
     result = letters(shipper, "purge", "--consumer-id", "0777000777", "--yes")
     assert result.returncode == 4
     assert "1 dead letter and 1 spooled record erased" in result.stderr
-    assert "2 records more cannot be read and contain the number" in result.stderr
+    assert "2 more records cannot be parsed but contain the number" in result.stderr
     assert "dead letter 51" in result.stderr
     assert "byte" in result.stderr
     assert "canary_bird" not in result.stderr
@@ -291,7 +289,7 @@ def test_what_is_purged_is_gone_from_the_disk_and_a_consumer_from_letters_and_sp
 
     fake.default = Reply()
     fake.stored.clear()
-    assert shipper.pipe().counts() == (2, 1, 1, 0, 0)  # as the message says
+    assert shipper.pipe().counts() == (2, 1, 1, 0, 0)  # as the message advises
     assert fake.event_ids() == event_ids([sample.lines[61]])
     assert letters(shipper, "purge", "51", "52", "99", "--yes").returncode == 2
     assert "2 dead letters deleted" in letters(shipper, "purge", "51", "52", "--yes").stderr
@@ -309,10 +307,10 @@ def test_what_is_purged_is_gone_from_the_disk_and_a_consumer_from_letters_and_sp
 
 
 @pytest.mark.parametrize("form", ["ndjson", "csv"])
-def test_an_erasure_takes_nobody_else_whose_record_holds_the_number(
+def test_an_erasure_spares_other_records_that_contain_the_number(
     shipper: Shipper, fake: FakeService, sample: Sample, form: str
 ):
-    """In an address, a time, a brand or a name; by the framing of the segment, and the mapping."""
+    """In an address, a time, a brand or a name; with the framing of the segment and the mapping."""
     others = [
         changed(sample.lines[1], ConsumerID=7, IP="192.0.2.11"),
         changed(sample.lines[2], ConsumerID=8, Timestamp="2026-10-01T11:11:11Z"),
@@ -346,7 +344,7 @@ def test_an_erasure_takes_nobody_else_whose_record_holds_the_number(
     assert fake.event_ids() == event_ids(others)
 
 
-# Looking ------------------------------------------------------------------------------------------------------------
+# Inspection ---------------------------------------------------------------------------------------------------------
 
 
 def personal(line: bytes) -> bytes:
@@ -355,14 +353,14 @@ def personal(line: bytes) -> bytes:
 
 @pytest.fixture(scope="module")
 def kept(sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shipper]:
-    """A shipper with 31 dead letters, for tests that change nothing."""
+    """A shipper with 31 dead letters, for read-only tests."""
     nowhere = Target("http://127.0.0.1:9", "no-key", "no-token")
     with Shipper(tmp_path_factory.mktemp("kept") / "shipper", nowhere) as shipper:
         refuse(shipper, [*map(personal, sample.lines[:30]), b"canary_bird\x1b[31m\xff\n"])
         yield shipper
 
 
-def test_letters_are_listed_without_what_stands_in_them(kept: Shipper, sample: Sample):
+def test_letters_are_listed_without_their_contents(kept: Shipper, sample: Sample):
     file = kept.folder / "events.ndjson"
     first = personal(sample.lines[0])
     listed = letters(kept, "list")
@@ -389,7 +387,7 @@ def test_letters_are_listed_without_what_stands_in_them(kept: Shipper, sample: S
     assert (last["id"], last["rule"]) == (31, "encoding")
     assert (last["header"], last["record"]) == ("", "canary_bird\x1b[31m\\xff")
     assert first_shown.pop("record") == first.decode().rstrip()
-    assert first_shown == documents[-1] | {"header": ""}, "what list shows of it"
+    assert first_shown == documents[-1] | {"header": ""}, "the row in the list"
 
 
 @pytest.mark.parametrize(
@@ -399,6 +397,7 @@ def test_letters_are_listed_without_what_stands_in_them(kept: Shipper, sample: S
         (["purge", "--all", "--reason", "ip"], "--all cannot be combined with filters"),
         (["purge", "1", "--reason", "ip"], "IDs cannot be combined with filters"),
         (["purge", "1", "99", "--yes"], "no dead letter 99"),
+        (["purge", "1"], "Error: --yes is missing, and there is no terminal to ask on: permanently delete 1 dead"),
         (["purge", "--all"], "--yes"),
         (["purge", "--consumer-id", "12x", "--yes"], "whole number"),
         (["purge", "--consumer-id", "12", "--reason", "ip", "--yes"], "cannot be combined with filters"),
@@ -411,7 +410,7 @@ def test_letters_are_listed_without_what_stands_in_them(kept: Shipper, sample: S
         (["show", "x"], "x"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(kept: Shipper, arguments: list[str], words: str):
+def test_invalid_arguments_are_refused(kept: Shipper, arguments: list[str], words: str):
     before = kept.read_state()
     result = letters(kept, *arguments)
     assert result.returncode == 2
@@ -420,10 +419,10 @@ def test_what_cannot_be_meant_is_refused(kept: Shipper, arguments: list[str], wo
     assert kept.read_state() == before
 
 
-def test_an_export_gives_the_bytes_back_and_whoever_looks_may_stop_reading(
+def test_an_export_returns_the_original_bytes_and_its_reader_may_stop_early(
     shipper: Shipper, service: Service, sample: Sample
 ):
-    """There is more than a pipe holds, so that the writer meets a reader who has enough, which is no error."""
+    """The output exceeds the capacity of a pipe, so the writer sees that the reader has stopped: no error."""
     lines = [*sample.lines[:1000], b"\xff\xfe\x00{\n", b"\x1b]0;x\x07\n"]
     refuse(shipper, lines)
 
@@ -445,7 +444,7 @@ def test_an_export_gives_the_bytes_back_and_whoever_looks_may_stop_reading(
         assert bash(command, "| head -c 10; echo ${PIPESTATUS[0]}") == head + b"0\n", command
 
 
-def test_exported_rows_of_csv_can_be_mended_and_shipped(shipper: Shipper, service: Service, sample: Sample):
+def test_exported_csv_rows_can_be_corrected_and_shipped(shipper: Shipper, service: Service, sample: Sample):
     names = list(json.loads(sample.lines[0]))
     table = io.StringIO(newline="")
     rows = csv.DictWriter(table, names, lineterminator="\r\n")
@@ -470,22 +469,15 @@ def test_exported_rows_of_csv_can_be_mended_and_shipped(shipper: Shipper, servic
     assert service.holds(sample.ids[:6])
 
 
-def test_where_nothing_is_there_is_nothing_to_look_at(shipper: Shipper, service: Service):
+def test_the_commands_show_nothing_without_a_state(shipper: Shipper, service: Service):
     listed = letters(shipper, "list")
     assert (listed.returncode, listed.stdout) == (0, "no dead letters\n")
     exported = letters(shipper, "export")
     assert (exported.returncode, exported.stdout, exported.stderr) == (0, "", "no dead letters\n")
     assert letters(shipper, "show", "1").returncode == 2
     assert letters(shipper, "purge", "--all", "--yes").stderr == "no dead letters\n"
-    assert "nothing is kept" in letters(shipper, "purge", "--consumer-id", "5", "--yes").stderr
+    assert "nothing is stored" in letters(shipper, "purge", "--consumer-id", "5", "--yes").stderr
     assert letters(shipper, "replay", "--dry-run").returncode == 0
     assert not shipper.state.exists()
     result = letters(shipper, "replay", "--summary", "json")
     assert (result.returncode, result.counts()) == (0, ZERO)
-
-
-def test_each_command_shows_an_example(shipper: Shipper):
-    for command in ("list", "show", "export", "replay", "purge"):
-        text = shipper.run("dead-letters", command, "--help", configured=False, check=False).stdout
-        assert f"Example: shipper dead-letters {command}" in text
-        assert all(option in text for option in ("--config", "--set", "--log-level", "--log-format")), command

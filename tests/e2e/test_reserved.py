@@ -1,4 +1,4 @@
-"""Files whose writer has reserved room behind what it has written: NULs that reach the end, filled in place."""
+"""Files with preallocated space: NULs from the writer's position to the end, filled in place."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def zeros(path: Path, size: int) -> None:
 
 
 def fill(path: Path, data: bytes, at: int) -> int:
-    """Write into the reserved room, as its writer does; return where it goes on."""
+    """Write into the preallocated space; return the next offset."""
     with path.open("r+b") as out:
         out.seek(at)
         out.write(data)
@@ -40,8 +40,8 @@ def fill(path: Path, data: bytes, at: int) -> int:
 
 
 @pytest.mark.parametrize(("size", "reserve"), [(1, allocated), (9, zeros), (40, sparse)])
-def test_what_is_written_into_reserved_room_is_read(tail: Tail, size: int, reserve: Callable[[Path, int], None]):
-    """Whole lines, a torn one, and lines that come while nothing runs."""
+def test_records_written_into_preallocated_space_are_read(tail: Tail, size: int, reserve: Callable[[Path, int], None]):
+    """Complete lines, a torn one, and lines written while no shipper runs."""
     lines = tail.sample.lines
     tail.append(0, 3)
     reserve(tail.file, size * MEGABYTE)
@@ -60,11 +60,11 @@ def test_what_is_written_into_reserved_room_is_read(tail: Tail, size: int, reser
     at = fill(tail.file.with_name("app.ndjson.1"), b"".join(lines[2010:2020]), at)
     tail.append(2020, 2030)
     tail.wait(2030)
-    os.truncate(tail.file.with_name("app.ndjson.1"), at)  # as its writer does when it is done with it
+    os.truncate(tail.file.with_name("app.ndjson.1"), at)  # as its writer does at the end
     tail.stop(2030)
 
 
-def test_a_file_of_nothing_but_reserved_room_is_read_when_it_is_filled(tail: Tail):
+def test_a_file_of_only_preallocated_space_is_read_once_it_is_filled(tail: Tail):
     tail.file.touch()
     sparse(tail.file, 5 * MEGABYTE)
     running = tail.start()
@@ -74,8 +74,8 @@ def test_a_file_of_nothing_but_reserved_room_is_read_when_it_is_filled(tail: Tai
     tail.stop(5)
 
 
-def test_a_hole_with_lines_behind_it_is_read_over_though_room_is_reserved_behind_them(tail: Tail):
-    """A file system that crashed, or a writer that goes on at its old offset after a truncation."""
+def test_a_hole_before_lines_is_skipped_though_preallocated_space_follows_them(tail: Tail):
+    """Caused by a crash of the file system, or a writer that continues at its old offset after a truncation."""
     lines = tail.sample.lines
     tail.append(0, 3)
     sparse(tail.file, 4 * MEGABYTE)
@@ -86,12 +86,12 @@ def test_a_hole_with_lines_behind_it_is_read_over_though_room_is_reserved_behind
     tail.wait(6)
     fill(tail.file, b"".join(lines[6:9]), end)
     tail.wait(9)
-    fill(tail.file, b"".join(lines[9:12]), 8 * MEGABYTE)  # it skips room that it has reserved
+    fill(tail.file, b"".join(lines[9:12]), 8 * MEGABYTE)  # it skips preallocated space
     tail.wait(12)
     tail.stop(12)
 
 
-def test_a_file_that_begins_at_its_end_begins_before_its_reserved_room(tail: Tail):
+def test_starting_at_the_end_of_a_file_means_before_its_preallocated_space(tail: Tail):
     at = tail.append(0, 3).stat().st_size
     sparse(tail.file, 3 * MEGABYTE)
     running = tail.start(input__start="end")
@@ -102,7 +102,7 @@ def test_a_file_that_begins_at_its_end_begins_before_its_reserved_room(tail: Tai
 
 
 @pytest.mark.parametrize("ending", [b"", b"\n"])
-def test_reserved_room_ends_a_backfill_and_is_read_by_the_next_when_it_is_filled(
+def test_a_backfill_ends_at_preallocated_space_and_the_next_reads_what_fills_it(
     shipper: Shipper, service: Service, sample: Sample, ending: bytes
 ):
     path = shipper.folder / "a.ndjson"
@@ -113,24 +113,22 @@ def test_reserved_room_ends_a_backfill_and_is_read_by_the_next_when_it_is_filled
     assert (first.returncode, first.counts()) == (0, (10, 10, 0, 0, 0))
     assert [checkpoint for *_, checkpoint in shipper.read_state().checkpoints] == [end]
     assert shipper.backfill(path).counts() == (0, 0, 0, 0, 0)
-    assert looked_at(shipper, path)["lag_bytes"] == 0
+    assert status_of(shipper, path)["lag_bytes"] == 0
     fill(path, b"".join(sample.lines[10:20]), end)
-    assert looked_at(shipper, path)["lag_bytes"] > 0
+    assert status_of(shipper, path)["lag_bytes"] > 0
     second = shipper.backfill(path)
     assert (second.returncode, second.counts()) == (0, (10, 10, 0, 0, 0))
     service.assert_holds_exactly(sample.ids[:20])
 
 
-def looked_at(shipper: Shipper, path: Path) -> dict[str, Any]:
-    """What `shipper status` says of an input."""
+def status_of(shipper: Shipper, path: Path) -> dict[str, Any]:
+    """Return the output of `shipper status` about an input."""
     status = json.loads(shipper.run("status", "--json", settings={"input.include": json.dumps([str(path)])}).stdout)
     (stream,) = status["state"]["streams"]
     return stream
 
 
-def test_a_file_with_reserved_room_has_nothing_to_go_and_is_put_away_when_it_is_settled(
-    shipper: Shipper, service: Service, sample: Sample
-):
+def test_a_settled_file_with_preallocated_space_is_deleted(shipper: Shipper, service: Service, sample: Sample):
     path = shipper.folder / "a.ndjson"
     path.write_bytes(b"".join(sample.lines[:10]))
     sparse(path, 3 * MEGABYTE)

@@ -1,4 +1,4 @@
-"""Files that are renamed, truncated, replaced and deleted under load: nothing is lost, nothing is read twice."""
+"""Files are renamed, truncated, replaced and deleted under load: nothing is lost or read twice."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import os
 import shutil
 import socket
 from functools import partial
-from random import Random
 
 import pytest
 
 from tests.e2e.driver import Service, Shipper, event_ids
 from tests.e2e.fake_service import HANG, FakeService
-from tests.e2e.files import COMPRESSIONS, Tail, compress, open_files, told, warnings_of, where_permissions_hold
-from tests.e2e.lives_of_files import GLOB
+from tests.e2e.files import Tail, log_lines, open_files, warnings_of, where_permissions_hold
+
+GLOB = "app.ndjson*"
 
 # Renamed ----------------------------------------------------------------------------------------------------------
 
 
-def test_many_renames_under_load_lose_and_repeat_nothing(tail: Tail):
-    """The writer finishes a torn line and some more into the old descriptor, when the new file is begun already."""
-    rotations, lines_each, late_each = 30, 150, 20
+@pytest.mark.parametrize(("include", "rotations"), [(GLOB, 30), ("app.ndjson", 8)])
+def test_many_renames_under_load_lose_and_repeat_nothing(tail: Tail, include: str, rotations: int):
+    """The writer finishes a torn line and writes more to the old descriptor after the new file was created."""
+    lines_each, late_each = 150, 20
     lines = tail.sample.lines
-    tail.start(GLOB, input__rotate_wait_seconds=1, log__level="debug")  # with every repeat
+    tail.start(include, input__rotate_wait_seconds=1, log__level="debug")  # logs repeated lines, too
     sent = 0
     old = tail.file.open("ab", buffering=0)
     try:
@@ -32,7 +33,8 @@ def test_many_renames_under_load_lose_and_repeat_nothing(tail: Tail):
                 old.write(b"".join(lines[start : start + 10]))
             sent += lines_each
             old.write(lines[sent][:100])
-            if rotation % 4 == 0:  # so that the reader cannot come when all is over
+            # Keep the reader close to the writer; a file that leaves the glob unseen cannot be found.
+            if rotation % 4 == 0 or include != GLOB:
                 tail.wait([sent - lines_each])
             tail.file.rename(tail.folder / f"app.ndjson.{rotation}")
             new = tail.file.open("ab", buffering=0)
@@ -46,79 +48,18 @@ def test_many_renames_under_load_lose_and_repeat_nothing(tail: Tail):
         old.close()
     tail.wait(sent)
     result = tail.stop(sent)
-    assert len(told(result, "source_opened")) == rotations  # the last file is empty
-    assert len(told(result, "source_renamed")) >= rotations / 4 - 1
-
-
-@pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
-def test_a_random_life_under_logrotate_loses_nothing(
-    tail: Tail, shipper: Shipper, service: Service, rng: Random, is_killed: bool
-):
-    """Rotations shift the numbers; the second of them compresses, as with delaycompress."""
-    suffix = rng.choice(sorted(COMPRESSIONS))
-    keep = 40
-    sent = rotations = rests = 0
-    for life in range(2):
-        tail.start(GLOB, batch__max_events=20)
-        for step in range(rng.randrange(1, 6)):
-            count = rng.randrange(1, 60)
-            tail.append(sent, sent + count)
-            sent += count
-            if step == 0 or rng.random() < 0.5:
-                _logrotate(tail, keep, suffix)
-                rotations += 1
-                tail.append(sent, sent + 5)
-                sent += 5
-        if is_killed:
-            goal = life * 10
-            tail.running.wait_until(lambda goal=goal: service.stored > goal, "some events")
-            tail.running.kill()
-        else:
-            tail.wait(sent)
-            tail.stop(sent)
-        tail.append(sent, sent + 20)
-        sent += 20
-        for _ in range(rng.randrange(3)):
-            rests += 1
-            _logrotate(tail, keep, suffix)
-            rotations += 1
-            tail.append(sent, sent + 5)
-            sent += 5
-    tail.start(GLOB)
-    tail.wait(sent)
-    if is_killed:
-        assert tail.running.stop().returncode == 0
-        service.assert_holds_exactly(tail.ids(sent))
-        state = shipper.read_state()
-        assert (state.accepted + state.duplicates, state.dead_lettered) == (state.read, 0)
-    else:
-        tail.stop(sent)
-    assert rotations >= 2, "the case was not exercised"
-    print(f"{sent} lines, {rotations} rotations, {rests} of them while stopped, {suffix}")
-
-
-def _logrotate(tail: Tail, keep: int, suffix: str) -> None:
-    for number in range(keep, 0, -1):
-        for name in (f"app.ndjson.{number}", f"app.ndjson.{number}.{suffix}"):
-            path = tail.folder / name
-            if path.exists():
-                path.rename(tail.folder / name.replace(f".{number}", f".{number + 1}"))
-    second = tail.folder / "app.ndjson.2"
-    if second.exists():
-        compress(second, suffix)
-    tail.file.rename(tail.folder / "app.ndjson.1")
+    assert len(log_lines(result, "source_opened")) >= rotations  # the last file is empty
+    assert len(log_lines(result, "source_renamed")) >= (rotations / 4 - 1 if include == GLOB else 0)
 
 
 # Copied and truncated ---------------------------------------------------------------------------------------------
 
 
-def test_a_hole_where_a_writer_went_on_after_the_truncation_costs_no_record(
-    tail: Tail, shipper: Shipper, service: Service
-):
+def test_no_record_is_lost_if_a_writer_leaves_a_hole_after_a_truncation(tail: Tail, shipper: Shipper, service: Service):
     """
-    A writer without O_APPEND goes on at its old offset; the head of its file is NULs from then on.
+    A writer without O_APPEND continues at its old offset, so its file begins with NULs.
 
-    So nothing but NULs tells which file a copy is of. It may be read as a file of its own, but not be left out.
+    The NULs do not identify the original of a copy. The copy may be read as a separate file, but must not be skipped.
     """
     with tail.file.open("wb", buffering=0) as writer:
         writer.write(b"".join(tail.sample.lines[:60]))
@@ -133,7 +74,7 @@ def test_a_hole_where_a_writer_went_on_after_the_truncation_costs_no_record(
                 writer.write(b"".join(tail.sample.lines[sent + 10 : sent + 20]))
                 sent += 20
             tail.wait(sent)
-        assert tail.file.read_bytes().startswith(b"\0" * 10_000), "the case was not exercised"
+        assert tail.file.read_bytes().startswith(b"\0" * 10_000), "the case did not occur"
         assert tail.running.stop().returncode == 0
         before = shipper.read_state()
         assert before.duplicates <= 60
@@ -144,14 +85,14 @@ def test_a_hole_where_a_writer_went_on_after_the_truncation_costs_no_record(
     service.assert_holds_exactly(tail.ids(sent + 10))
     after = shipper.read_state()
     assert after.dead_letters == ()
-    assert (after.read - before.read, after.duplicates) == (10, before.duplicates), "its place tells which file it is"
+    assert (after.read - before.read, after.duplicates) == (10, before.duplicates), "its position identifies the file"
 
 
-# Told apart -------------------------------------------------------------------------------------------------------
+# Identification ---------------------------------------------------------------------------------------------------
 
 
-def test_a_busy_file_that_begins_like_a_quiet_one_is_not_held_up(tail: Tail, shipper: Shipper, service: Service):
-    """It looks like a copy of the quiet one, and it never rests."""
+def test_a_busy_file_that_begins_like_a_quiet_one_is_not_delayed(tail: Tail, shipper: Shipper, service: Service):
+    """It looks like a copy of the quiet one and is written all the time."""
     documents = [json.loads(line) for line in tail.sample.lines[2000:4000]]
     rows = {
         "ndjson": tail.sample.lines[:2000],
@@ -160,7 +101,7 @@ def test_a_busy_file_that_begins_like_a_quiet_one_is_not_held_up(tail: Tail, shi
     for content in rows:
         (tail.folder / f"quiet.{content}").write_bytes(rows[content][0])
     tail.start(["*.ndjson", "*.csv"], input__rotate_wait_seconds=2, input__format="auto")
-    tail.running.wait_until(lambda: len(told(tail.running, "source_opened")) == 2, "the quiet ones are open")
+    tail.running.wait_until(lambda: len(log_lines(tail.running, "source_opened")) == 2, "the quiet files are open")
     tail.append(4000, 4001, "more.ndjson")
     tail.wait([4000])
     written = 0
@@ -173,7 +114,7 @@ def test_a_busy_file_that_begins_like_a_quiet_one_is_not_held_up(tail: Tail, shi
         written += 1
         return written > 2 and service.holds(tail.ids([1, 2000]))
 
-    tail.running.wait_until(write_until_first_arrives, "the first of their lines arrive while they grow")
+    tail.running.wait_until(write_until_first_arrives, "the first lines arrive while the files grow")
     wanted = [*range(written), *range(2000, 2000 + written - 1), 4000]
     tail.wait(wanted)
     assert tail.running.stop().returncode == 0
@@ -184,7 +125,7 @@ def test_a_busy_file_that_begins_like_a_quiet_one_is_not_held_up(tail: Tail, shi
 # Deleted and replaced ---------------------------------------------------------------------------------------------
 
 
-def test_files_deleted_while_they_are_read_are_read_to_their_end_and_let_go(
+def test_files_deleted_while_being_read_are_read_to_their_end_and_closed(
     tail: Tail, shipper: Shipper, fake: FakeService
 ):
     shipper.target = fake.target
@@ -192,9 +133,9 @@ def test_files_deleted_while_they_are_read_are_read_to_their_end_and_let_go(
     tail.start("app.ndjson.*", delivery__concurrency=1, input__rotate_wait_seconds=0.2)
     tail.running.wait_until(lambda: len(fake.event_ids()) == 10, "the first events")
     (tail.folder / "app.ndjson.begin").unlink()
-    tail.running.wait_until(lambda: told(tail.running, "source_closed"), "the first file is closed")
+    tail.running.wait_until(lambda: log_lines(tail.running, "source_closed"), "the first file is closed")
     baseline = open_files(tail.running)
-    assert baseline, "nothing is open?"
+    assert baseline, "no file is open"
 
     fake.default = HANG
     per_file = 1000
@@ -203,8 +144,10 @@ def test_files_deleted_while_they_are_read_are_read_to_their_end_and_let_go(
         tail.append(start, start + per_file - 100, f"app.ndjson.{number}")
     tail.running.wait_until(lambda: fake.requests > 1, "a request")
     paths = [tail.folder / f"app.ndjson.{number}" for number in range(4)]
-    tail.running.wait_until(lambda: sum(len(told(tail.running, "source_opened", p)) for p in paths) == 4, "all open")
-    with tail.held():  # what is written now nobody can have read before it was deleted
+    tail.running.wait_until(
+        lambda: sum(len(log_lines(tail.running, "source_opened", p)) for p in paths) == 4, "all files are open"
+    )
+    with tail.held():  # data written now cannot have been read before the deletion
         for number, path in enumerate(paths):
             end = 10 + (number + 1) * per_file
             tail.append(end - 100, end, path)
@@ -219,8 +162,8 @@ def test_files_deleted_while_they_are_read_are_read_to_their_end_and_let_go(
     assert shipper.read_state().read == len(wanted)
 
 
-def test_a_permission_that_is_lost_for_a_while_is_said_once_and_costs_nothing(tail: Tail):
-    """That of a file, and that of a folder: while it is stopped, and while it runs."""
+def test_a_temporary_lack_of_permission_is_logged_once_and_loses_nothing(tail: Tail):
+    """On a file and on a folder, while the shipper is stopped and while it runs."""
     prefix = where_permissions_hold()
     locked, probe = tail.folder / "locked", tail.folder.parent / "probe"
     locked.mkdir()
@@ -246,7 +189,7 @@ def test_a_permission_that_is_lost_for_a_while_is_said_once_and_costs_nothing(ta
             try:
                 if not is_running:
                     start()
-                for number in range(sent, sent + 10):  # each of them found by a look of its own
+                for number in range(sent, sent + 10):  # each found by a separate poll
                     tail.append(number, number + 1, probe / str(number))
                     tail.wait(number + 1)
                 writer.write(b"".join(tail.sample.lines[sent + 10 : sent + 20]))
@@ -266,13 +209,13 @@ def test_a_permission_that_is_lost_for_a_while_is_said_once_and_costs_nothing(ta
     assert len(warnings_of(tail.stop(wanted), tail.file)) == 1
 
 
-# Never an input ---------------------------------------------------------------------------------------------------
+# Excluded files ----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_regular_file_is_refused_once_and_what_shipper_writes_itself_is_never_an_input(
+def test_special_files_are_refused_once_and_files_written_by_shipper_are_never_an_input(
     tail: Tail, shipper: Shipper, service: Service
 ):
-    """Its log and its output lie in the glob, and its state, once by its own name and once behind a link."""
+    """The glob matches its log, its output and its state, directly and through a link."""
     spool = shipper.state / "spool"
     spool.mkdir(mode=0o700, parents=True)
     shipper.state.chmod(0o700)
@@ -287,17 +230,17 @@ def test_what_is_no_regular_file_is_refused_once_and_what_shipper_writes_itself_
     (tail.folder / "app.ndjson.nowhere").symlink_to("nothing-there")
     tail.file.write_bytes(b'{"bad": 1}\n')
     tail.append(0, 10)
-    os.link(tail.file, tail.folder / "app.ndjson.link")  # a second name of an input is none of its own files
+    os.link(tail.file, tail.folder / "app.ndjson.link")  # another name of an input is no file of shipper
     include = [GLOB, "app.ndjson.*/**", str(shipper.folder / "output" / "*"), str(shipper.state / "**")]
     with socket.socket(socket.AF_UNIX) as listener:
         descriptor = os.open(tail.folder, os.O_RDONLY)
         try:
-            listener.bind(f"/proc/self/fd/{descriptor}/app.ndjson.socket")  # a socket's path has 107 bytes at most
+            listener.bind(f"/proc/self/fd/{descriptor}/app.ndjson.socket")  # a socket's path is limited to 107 bytes
         finally:
             os.close(descriptor)
         tail.start(include, input__poll_interval_seconds=0.05)
-        assert list((shipper.folder / "output").iterdir()), "its log lies elsewhere"
-        for number in range(10, 20):  # each of them found by a look of its own
+        assert list((shipper.folder / "output").iterdir()), "its log is elsewhere"
+        for number in range(10, 20):  # each found by a separate poll
             tail.append(number, number + 1, f"app.ndjson.{number}")
             tail.wait(number + 1)
         result = tail.stop(20, dead_lettered=1)
@@ -316,7 +259,7 @@ def test_what_is_no_regular_file_is_refused_once_and_what_shipper_writes_itself_
     service.assert_holds_exactly(tail.ids(30))
 
 
-def test_dead_letters_that_were_exported_into_the_state_directory_are_never_an_input(
+def test_dead_letters_exported_into_the_state_directory_are_never_an_input(
     tail: Tail, shipper: Shipper, service: Service
 ):
     tail.file.write_bytes(b"".join(tail.sample.lines[:10]) + b'{"bad": 1}\n')

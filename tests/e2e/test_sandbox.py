@@ -1,4 +1,4 @@
-"""The sandbox as a user starts it: killed and restarted, several at once, fed with rubbish, on a bad day."""
+"""The sandbox as a process: killed and restarted, several at once, malformed requests, all faults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 import socket
 import threading
 import tomllib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -15,24 +16,20 @@ from random import Random
 from select import select
 
 import httpx
-import pytest
-from typer.testing import CliRunner
 
-from shipper.cli.app import command_line
 from shipper.model import wire
-from shipper.model.errors import ShipperError
 from tests.conftest import SEED
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper, Target, changed
 
 KILLS = 6
 BATCH = 50
-RUBBISH = 700
-_PATIENCE_S = 0.2  # with a message that may lack its end; too little of it costs only that answer
+RUBBISH = 300
+_PATIENCE_S = 0.2  # timeout for possibly incomplete requests; if too short, only that answer is missed
 
 
 class Sandbox(Service):
-    """A sandbox in a process of its own."""
+    """A sandbox in its own process."""
 
     def __init__(self, running: Running, target: Target) -> None:
         super().__init__(target)
@@ -76,11 +73,11 @@ def body(lines: list[bytes]) -> bytes:
     return wire.BODY_HEAD + b",".join(line.rstrip() for line in lines) + wire.BODY_TAIL
 
 
-def test_verbose_logs_each_request_on_a_line_and_never_a_key_a_token_or_a_record(shipper: Shipper, sample: Sample):
+def test_verbose_logs_a_line_for_each_request_without_keys_tokens_or_records(shipper: Shipper, sample: Sample):
     with sandbox(shipper, "-v") as service:
         good, bad = sample.lines[:2], changed(sample.lines[2], IP="none")
         assert service.post([*good, bad]).status_code == 202
-        # A line is written behind its answer, and over another connection the next may be before it.
+        # A line is logged after its answer, so lines of different connections may be reordered.
         service.running.wait_until(lambda: service.running.stderr.count('"request"') >= 1, "a line")
         with service.client() as client:
             client.post("/elsewhere?key=secret", content=b"x")
@@ -96,7 +93,7 @@ def test_verbose_logs_each_request_on_a_line_and_never_a_key_a_token_or_a_record
             assert secret not in text
 
 
-def test_every_batch_that_was_answered_survives_a_kill(shipper: Shipper, sample: Sample):
+def test_every_acknowledged_batch_survives_a_kill(shipper: Shipper, sample: Sample):
     rng = Random(SEED)
     store = shipper.folder / "events.db"
     batches = [range(start, start + BATCH) for start in range(0, len(sample.lines), BATCH)]
@@ -115,9 +112,9 @@ def test_every_batch_that_was_answered_survives_a_kill(shipper: Shipper, sample:
 
     def check(service: Sandbox) -> None:
         stored = service.event_ids()
-        assert set(ids(answered)) <= set(stored), "a batch that was answered is gone"
+        assert set(ids(answered)) <= set(stored), "an acknowledged batch was lost"
         assert set(stored) <= set(ids(sent)), "an event was invented"
-        assert len(stored) % BATCH == 0, "a part of a batch is there"
+        assert len(stored) % BATCH == 0, "a batch is stored partially"
         assert len(stored) == len(set(stored)) == service.stored
 
     def ids(wanted: list[range]) -> list[str]:
@@ -133,7 +130,7 @@ def test_every_batch_that_was_answered_survives_a_kill(shipper: Shipper, sample:
             service.running.wait_until(partial(lambda enough: len(answered) >= enough, enough), "batches arrive")
             service.running.kill()
             for producer in producers:
-                producer.join(10)  # each ends because its connection broke, in the middle of its work
+                producer.join(10)  # each ends because its connection broke
     with sandbox(shipper, "--store", store) as service:
         check(service)
         assert len(answered) >= KILLS
@@ -141,27 +138,7 @@ def test_every_batch_that_was_answered_survives_a_kill(shipper: Shipper, sample:
         assert service.event(sample.ids[0])["times_received"] == 2
 
 
-def test_two_sandboxes_with_different_flags_do_not_disturb_each_other(shipper: Shipper, sample: Sample):
-    bad = sample.lines[0].replace(b'"IP":"', b'"IP":"999.')
-    flags = ["--rejection", "whole", "--account-id", "7", "--subscription-key", "another-key", "--figures", "seeded"]
-    with sandbox(shipper) as one, sandbox(shipper, *flags) as other:
-        assert one.post([*sample.lines[:2], bad]).json()["accepted"] == 2
-        assert other.post([*sample.lines[:2], bad]).status_code == 400
-        assert other.post(sample.lines[:5]).json()["accepted"] == 5
-        assert (one.stored, other.stored) == (2, 5)
-        with one.client() as client:
-            answer = client.post(other.target.base_url + wire.INTAKE_PATH, content=body(sample.lines[:1]))
-            assert answer.status_code == 401
-            assert client.get("/dpm/v1/dar/7/2026-01-01/2026-01-31").status_code == 404
-        with other.client() as client:
-            report = client.get("/dpm/v1/dar/7/2026-01-01/2026-01-31").json()
-            assert report["source"]["affilaiteAccountId"] == 7
-            assert report["brands"]
-        for service in (one, other):
-            assert service.running.stop().returncode == 0
-
-
-def test_a_client_on_a_bad_day_loses_nothing(shipper: Shipper, sample: Sample):
+def test_a_client_loses_nothing_under_all_faults(shipper: Shipper, sample: Sample):
     file = shipper.folder / "events.ndjson"
     file.write_bytes(b"".join(sample.lines[:5000]))
     quick = {"batch.max_events": 50, "delivery.retry_initial_seconds": 0.01, "delivery.retry_max_seconds": 0.05}
@@ -177,44 +154,32 @@ def test_a_client_on_a_bad_day_loses_nothing(shipper: Shipper, sample: Sample):
         assert len(faults) > 3, faults
 
 
-def test_faults_of_a_script_befall_the_requests_that_it_names(shipper: Shipper, sample: Sample):
-    script = shipper.folder / "faults.toml"
-    script.write_text(
-        '[[fault]]\neffect = "status"\nstatus = 503\nrequests = "5-9"\n\n'
-        '[[fault]]\neffect = "reset"\nevery = 7\nwhen = "after"\n'
+# Malformed requests; `tests/fuzz/requests.py` tests more of them, behind the HTTP library
+
+
+def _message(rng: Random, service: Sandbox, sample: Sample) -> bytes:
+    """Return a valid request, sometimes with an odd header."""
+    method, path, content = rng.choice(
+        [
+            ("GET", "/dpm/v1/dar/1001/2026-01-01/2026-01-31", b""),
+            ("GET", "/dpm/v1/nowhere", b""),
+            ("POST", wire.INTAKE_PATH, body(rng.sample(sample.lines[:100], 3))),
+        ]
     )
-    with sandbox(shipper, "--faults", script) as service, service.client() as client:
-        said: list[int] = []
-        for number in range(1, 15):
-            try:
-                content = body(sample.lines[number : number + 1])
-                said.append(client.post(wire.INTAKE_PATH, content=content).status_code)
-            except httpx.ReadError:
-                said.append(0)
-        assert said == [202] * 4 + [503] * 5 + [202] * 4 + [0]  # the 7th fits both rules; the first one counts
-        service.assert_holds_exactly(sample.ids[index] for index in (1, 2, 3, 4, 10, 11, 12, 13, 14))
-
-
-# Rubbish
-
-
-def _valid(rng: Random, service: Sandbox, sample: Sample) -> tuple[str, str, dict[str, str], bytes]:
-    path = rng.choice([wire.INTAKE_PATH, wire.INTAKE_PATH, "/dpm/v1/dar/1001/2026-01-01/2026-01-31"])
-    if path != wire.INTAKE_PATH:
-        return "GET", path, service.headers, b""
-    return "POST", path, service.headers, body(rng.sample(sample.lines[:100], 3))
-
-
-def _message(method: str, path: str, headers: dict[str, str], content: bytes) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: sandbox", "Connection: close"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    lines += [f"Content-Length: {len(content)}"] if content else []
+    headers = {"Host": "sandbox", "Connection": "close", **service.headers}
+    if content:
+        headers["Content-Length"] = str(len(content))
+    if rng.random() < 0.3:
+        odd = ["", "\x7f", "Bearer ", "Bearer a.b.c", "é", "gzip", "0", "-1", "9" * 30, "x" * 5000, "chunked", "\udcff"]
+        more = ["Content-Encoding", "Transfer-Encoding", "Expect", "Upgrade", "Accept-Encoding"]
+        headers[rng.choice([*headers, *more])] = rng.choice(odd)
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode("utf-8", "surrogateescape") + content
 
 
 def _mutated(rng: Random, data: bytes) -> bytes:
     changed = bytearray(data)
-    for _ in range(rng.randint(1, 5)):
+    for _ in range(rng.randint(0, 5)):
         at = rng.randrange(len(changed))
         match rng.randrange(4):
             case 0:
@@ -229,72 +194,8 @@ def _mutated(rng: Random, data: bytes) -> bytes:
     return bytes(changed)
 
 
-def _bad_content(rng: Random, service: Sandbox, sample: Sample) -> bytes:
-    method, path, headers, content = _valid(rng, service, sample)
-    return _message(method, path, headers, _mutated(rng, content or b"{}"))
-
-
-def _bad_message(rng: Random, service: Sandbox, sample: Sample) -> bytes:
-    return _mutated(rng, _message(*_valid(rng, service, sample)))
-
-
-def _bad_json(rng: Random, service: Sandbox, sample: Sample) -> bytes:
-    scalars = [None, True, -1, 0, 1e308, 2**70, "", "\u0000", "\udc80", "x" * 1000, "NaN"]
-
-    def value(depth: int) -> object:
-        match rng.randrange(4) if depth else 3:
-            case 0:
-                return [value(depth - 1) for _ in range(rng.randrange(4))]
-            case 1:
-                return {rng.choice(["EventType", "events", "EventId", "IP"]): value(depth - 1) for _ in range(3)}
-            case 2:
-                return {**json.loads(rng.choice(sample.lines[:100])), rng.choice(["IP", "BTag"]): value(0)}
-            case _:
-                return rng.choice(scalars)
-
-    document = rng.choice([value(4), {"EventType": "Acquisition", "events": value(3)}])
-    content = rng.choice([json.dumps(document).encode("utf-8", "surrogatepass"), b"[" * rng.randint(1, 100_000)])
-    return _message("POST", wire.INTAKE_PATH, service.headers, content)
-
-
-def _bad_header(rng: Random, service: Sandbox, sample: Sample) -> bytes:
-    method, path, headers, content = _valid(rng, service, sample)
-    odd = ["", "\x7f", "Bearer ", "Bearer a.b.c", "é", "gzip", "0", "-1", "9" * 30, "x" * 5000, "chunked", "\udcff"]
-    more = ["Content-Encoding", "Content-Length", "Transfer-Encoding", "Expect", "Upgrade", "Accept-Encoding"]
-    headers = {**headers, rng.choice([*headers, *more]): rng.choice(odd)}
-    return _message(method, path, headers, content)
-
-
-def _bad_path(rng: Random, service: Sandbox, sample: Sample) -> bytes:
-    parts = ["dpm", "dim", "v1", "dar", "1001", "2026-01-01", "9999-12-31", "0001-01-01", "%ff", "%00", "..", "", "٣"]
-    parts += ["_sandbox", "events", "counts", "faults", "clock", "requests?limit=x", "events?day=0", "keys", "rotate"]
-    path = "/" + "/".join(rng.choices(parts, k=rng.randint(1, 7)))
-    if rng.random() < 0.3:
-        path = "/dpm/v1/dar/1001/" + "/".join(rng.choices(parts, k=2))
-    method = rng.choice(["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", "CONNECT", "BREW"])
-    return _message(method, path, service.headers, rng.choice([b"", b"{}", b"\xff"]))
-
-
-def _bad_control(rng: Random, service: Sandbox, sample: Sample) -> bytes:
-    operations = ["PUT faults", "PUT clock", "POST restatements", "POST keys/rotate", "GET events?after=9"]
-    method, path = rng.choice(operations).split()
-    content = rng.choice([b"{", b"[]", b"\xff", b'{"offset_seconds":1e99}', b'{"fault":[{"effect":"x"}]}', b"a=1"])
-    return _message(method, f"/_sandbox/{path}", {}, content)
-
-
-RUBBISH_KINDS: list[Callable[[Random, Sandbox, Sample], bytes]] = [
-    _bad_content,
-    _bad_message,
-    _bad_json,
-    _bad_header,
-    _bad_path,
-    _bad_control,
-    lambda rng, service, sample: rng.randbytes(rng.randint(1, 2000)),
-]
-
-
 def _exchange(service: Sandbox, data: bytes) -> bytes:
-    """Send, and return the beginning of the answer; to what waits for more, say that no more comes."""
+    """Send data and return the beginning of the answer; if none arrives, signal the end of the request."""
     url = httpx.URL(service.target.base_url)
     with socket.create_connection((url.host, url.port), timeout=10) as connection, suppress(OSError):
         connection.sendall(data)
@@ -304,16 +205,15 @@ def _exchange(service: Sandbox, data: bytes) -> bytes:
     return b""
 
 
-@pytest.mark.parametrize("profile", ["document", "strict"])
-def test_rubbish_gets_no_server_error_and_leaves_no_traceback(shipper: Shipper, sample: Sample, profile: str):
+def test_malformed_requests_cause_no_server_error_and_no_traceback(shipper: Shipper, sample: Sample):
     rng = Random(SEED)
-    statuses: dict[int, int] = {}
-    with sandbox(shipper, "--profile", profile) as service:
-        for number in range(RUBBISH // 2):
-            data = RUBBISH_KINDS[number % len(RUBBISH_KINDS)](rng, service, sample)
+    statuses: Counter[int] = Counter()
+    with sandbox(shipper) as service:
+        for number in range(RUBBISH):
+            data = _mutated(rng, _message(rng, service, sample)) if number % 7 else rng.randbytes(rng.randint(1, 2000))
             found = re.match(rb"HTTP/1\.1 ([0-9]{3})", _exchange(service, data))
             status = int(found[1]) if found else 0
-            statuses[status] = statuses.get(status, 0) + 1
+            statuses[status] += 1
             assert status < 500, data
         service.reset()
         answer = service.post(sample.lines[-10:])
@@ -321,54 +221,18 @@ def test_rubbish_gets_no_server_error_and_leaves_no_traceback(shipper: Shipper, 
         assert service.running.stop().returncode == 0
         assert service.running.stderr == ""
     assert {200, 202, 400, 401, 404} <= statuses.keys(), statuses
-    assert sum(statuses.values()) - statuses.get(0, 0) > RUBBISH // 4, statuses
+    assert statuses.total() - statuses[0] > RUBBISH // 2, statuses
 
 
-# What cannot be started
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--faults", "absent.toml"], r"absent\.toml: cannot be read: No such file"),
-        (["--faults", "broken.toml"], r"broken\.toml: cannot be understood: .*`\$\.fault\[0\]`"),
-        (["--fault", "explode"], "--fault 'explode': .*effects are chance, delay"),
-        (["--rate-limit", "10"], "--rate-limit: '10' is not CALLS/SECONDS"),
-        (["--quota", "0/60"], "--quota: '0/60' is not CALLS/SECONDS"),
-        (["--latency-seconds", "nan"], "latency_seconds: must be a finite number"),
-        (["--secondary-key", "sandbox-subscription-key"], "secondary_key: must differ"),
-        (["--blackhole", "--store", "x.db"], "blackhole: keeps nothing"),
-        (["--host", "192.0.2.1"], "is not a loopback address"),
-        (["--store", "."], r"cannot open the store"),
-        (["--store", "broken.toml"], "is not a sandbox store"),
-        (["--profile", "lenient"], "'lenient' is not one of 'document', 'strict'"),
-        (["--max-body-bytes", "0"], "0 is not in the range x>=1"),
-        (["--chaos", "2"], "2.* is not in the range"),
-    ],
-)
-def test_a_bad_flag_is_one_clear_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], message: str
-):
-    monkeypatch.chdir(tmp_path)
-    Path("broken.toml").write_text('[[fault]]\neffect = "reset"\nevry = 7\n')
-    never_listens = ["--write-config", "absent/sandbox.toml"]
-    result = CliRunner().invoke(command_line(), ["sandbox", "--port", "0", *never_listens, *flags])
-    assert result.stdout == ""
-    said = str(result.exception) if isinstance(result.exception, ShipperError) else result.stderr
-    assert re.search(message, " ".join(said.split())), said
-
-
-def test_a_port_or_a_store_that_another_sandbox_has_is_refused_as_a_bad_flag_is(shipper: Shipper):
+def test_a_port_or_store_in_use_by_another_sandbox_is_a_usage_error(shipper: Shipper):
     store = shipper.folder / "events.db"
     with sandbox(shipper, "--store", store) as service:
         port = str(httpx.URL(service.target.base_url).port)
         taken = shipper.run("sandbox", "--port", port, configured=False, check=False)
-        assert (taken.returncode, taken.stdout) == (2, "")
-        assert f"127.0.0.1:{port} is in use by another program" in taken.stderr
+        place = f"shipper: sandbox: port: 127.0.0.1:{port}"
+        expected = f"{place} is in use by another program; choose another port, 0 takes any free one\n"
+        assert (taken.returncode, taken.stdout, taken.stderr) == (2, "", expected)
         shared = shipper.run("sandbox", "--port", "0", "--store", store, configured=False, check=False)
         assert (shared.returncode, shared.stdout) == (2, "")
         assert "is in use by another sandbox" in shared.stderr
-        usage = shipper.run("sandbox", "--profile", "lenient", configured=False, check=False)
-        assert (usage.returncode, usage.stdout) == (2, "")
-        assert "'lenient' is not one of" in usage.stderr
         assert service.running.stop().returncode == 0

@@ -1,4 +1,4 @@
-"""A one-shot run whose set-up is wrong from the start ends soon, says what to do, and loses nothing."""
+"""A one-shot run with set-up errors ends soon, says what to do, and loses nothing."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ import trustme
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import SHIPPER, Result, Shipper, Target
 from tests.e2e.fake_service import HANG, OK, FakeService, Reply
-from tests.stage.servers import Origin
+from tests.servers import Origin
 
 pytestmark = pytest.mark.usefixtures("ships_to_fake")
 
-# The default of `delivery.give_up_after_seconds` is 900: a test that waited for it would fail for its own limit.
+# The default of `delivery.give_up_after_seconds` is 900, beyond the time limit of a test.
 FAULTS = {
     "401": (Reply(status=401, body=b'{"message":"Unauthorized"}'), "the service refused the access token"),
-    "404": (Reply(status=404), "nothing is there"),
+    "404": (Reply(status=404), "the address was not found"),
 }
 UNKNOWN = Target("https://intake.invalid", "key", "token")
 
 
 @pytest.fixture(autouse=True)
 def _soon(shipper: Shipper) -> None:
-    shipper.shortened |= {f"shipper.{module}.FAIL_FAST_S": 0.3 for module in ("delivery.gate", "pipeline.hold")}
+    shipper.shortened |= {f"shipper.{module}.FAIL_FAST_S": 0.3 for module in ("delivery.gate", "pipeline.packer")}
 
 
 def assert_ended_fast(result: Result, words: str) -> None:
     assert result.summary is not None
     assert (result.returncode, result.summary["outcome"]) == (4, "gave_up"), result
     assert (result.summary["accepted"], result.summary["dead_lettered"]) == (0, 0)
-    for each in (words, "nothing was accepted yet", "shipper check --online", "delivery.fail_fast"):
+    for each in (words, "nothing has been accepted yet", "shipper check --online", "delivery.fail_fast"):
         assert each in result.summary["message"]
 
 
 @pytest.mark.parametrize(("reply", "words"), FAULTS.values(), ids=FAULTS)
-def test_a_backfill_that_is_not_let_in_ends_soon_and_the_next_one_delivers_everything(
+def test_a_backfill_that_is_denied_access_ends_soon_and_the_next_one_delivers_everything(
     shipper: Shipper, fake: FakeService, file: Path, sample: Sample, reply: Reply, words: str
 ):
     fake.default = reply
@@ -63,7 +63,7 @@ WAY_OUT = (
 
 
 @pytest.mark.parametrize(
-    ("reply", "begin", "way_out"),
+    ("reply", "begin", "remedy"),
     [
         (FAULTS["401"][0], "the service refused the access token (HTTP 401", WAY_OUT.format("token", "INTAKE_TOKEN")),
         (
@@ -74,30 +74,30 @@ WAY_OUT = (
         (
             Reply(status=403, body=b"The account of brisk_otter17 (192.0.2.7) is closed"),
             'the service denied access (HTTP 403: "The account of *** is closed")',
-            "have the service's operator check",
+            "ask the service's operator to check",
         ),
     ],
     ids=["token", "key", "403"],
 )
-def test_the_first_line_names_what_is_refused_and_the_way_out(
-    shipper: Shipper, fake: FakeService, file: Path, reply: Reply, begin: str, way_out: str
+def test_the_first_line_names_the_cause_and_the_remedy(
+    shipper: Shipper, fake: FakeService, file: Path, reply: Reply, begin: str, remedy: str
 ):
     fake.default = reply
     result = shipper.run("backfill", file)
     line = next(line for line in result.stderr.splitlines() if not line.startswith("{"))
     assert line.startswith(f"shipper: {begin}")
-    assert way_out in line
-    assert "Nothing is lost: the same command goes on from here" in line
+    assert remedy in line
+    assert "Nothing is lost: the same command continues from here" in line
     assert "brisk_otter17" not in result.stderr
     assert "192.0.2.7" not in result.stderr
 
 
-def test_an_unknown_host_and_a_certificate_that_nobody_trusts_end_a_backfill_soon(
+def test_an_unknown_host_or_an_untrusted_certificate_ends_a_backfill_soon(
     shipper: Shipper, fake: FakeService, file: Path
 ):
     right = shipper.target
     shipper.target = UNKNOWN
-    assert_ended_fast(shipper.backfill(file), "the host of https://intake.invalid is not found")
+    assert_ended_fast(shipper.backfill(file), "the host of https://intake.invalid was not found")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     with Origin(context=context) as origin:
@@ -107,10 +107,10 @@ def test_an_unknown_host_and_a_certificate_that_nobody_trusts_end_a_backfill_soo
     assert shipper.backfill(file).counts() == (300, 300, 0, 0, 0)
 
 
-def test_what_a_pipe_that_is_not_let_in_has_read_is_delivered_by_the_next_one(
+def test_records_read_by_a_pipe_that_is_denied_access_are_delivered_by_the_next_one(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
-    """The producer does not end by itself; all that it wrote is in the spool."""
+    """The producer keeps running; everything it wrote is in the spool."""
     fake.default = Reply(status=401)
     running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE)
     running.stdin.write(b"".join(sample.lines[:300]))
@@ -120,7 +120,7 @@ def test_what_a_pipe_that_is_not_let_in_has_read_is_delivered_by_the_next_one(
     assert shipper.pipe().counts() == (300, 300, 0, 0, 0)
 
 
-def test_dead_letters_whose_replay_is_not_let_in_stay_what_they_are(
+def test_a_replay_that_is_denied_access_leaves_the_dead_letters_unchanged(
     shipper: Shipper, fake: FakeService, sample: Sample, file: Path
 ):
     fake.default = Reply(status=400)
@@ -129,13 +129,13 @@ def test_dead_letters_whose_replay_is_not_let_in_stay_what_they_are(
     assert shipper.backfill(file, settings=one).returncode == 3
     fake.default = Reply(status=404)
     result = shipper.run("dead-letters", "replay", "--summary", "json")
-    assert_ended_fast(result, "nothing is there")
+    assert_ended_fast(result, "the address was not found")
     assert len(shipper.read_state().dead_letters) == 3
     fake.default = OK
     assert shipper.run("dead-letters", "replay").returncode == 0
 
 
-def test_a_token_endpoint_that_does_not_exist_ends_a_backfill_soon_and_one_that_is_away_does_not(
+def test_an_unknown_token_endpoint_ends_a_backfill_soon_but_an_unavailable_one_does_not(
     shipper: Shipper, fake: FakeService, file: Path
 ):
     def settings(host: str) -> None:
@@ -149,7 +149,7 @@ def test_a_token_endpoint_that_does_not_exist_ends_a_backfill_soon_and_one_that_
     assert_ended_fast(shipper.backfill(file), "check intake.oauth2.token_url")
     fake.default = Reply(status=404)
     settings(fake.target.base_url)
-    assert_ended_fast(shipper.backfill(file), "there is no token endpoint at this address")
+    assert_ended_fast(shipper.backfill(file), "no token endpoint was found at this address")
     fake.default = Reply(status=503)
     result = shipper.backfill(file, settings={"delivery.give_up_after_seconds": 0.5})
     assert "delivery.give_up_after_seconds" in result.summary["message"]
@@ -159,7 +159,7 @@ def test_a_token_endpoint_that_does_not_exist_ends_a_backfill_soon_and_one_that_
 
 
 class Terminal:
-    """A wide terminal that keeps what is shown on it."""
+    """A wide terminal that records its output."""
 
     def __init__(self) -> None:
         self._primary, self.secondary = pty.openpty()
@@ -172,7 +172,7 @@ class Terminal:
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._shown.decode(errors="replace"))
 
     def _read(self) -> None:
-        with suppress(OSError):  # nobody has the other end any more
+        with suppress(OSError):  # the other end is closed
             while data := os.read(self._primary, 65_536):
                 self._shown += data
 
@@ -207,14 +207,14 @@ def wait_for(terminal: Terminal, words: str) -> None:
         time.sleep(0.02)
 
 
-def test_the_progress_bar_says_why_it_stands_still_until_when_and_ctrl_c_ends_at_once(
+def test_the_progress_bar_shows_the_reason_and_the_end_of_a_pause_and_ctrl_c_ends_it_at_once(
     shipper: Shipper, fake: FakeService, file: Path, terminal: Terminal
 ):
     fake.default = Reply(status=401)
     settings = {"delivery__fail_fast": "false", "delivery__retry_initial_seconds": 60}
     process = started_on(terminal, shipper, file, **settings)
     wait_for(terminal, "paused: the service refused the access token (HTTP 401); gives up at ")
-    wait_for(terminal, "; Ctrl-C keeps what is pending")
+    wait_for(terminal, "; Ctrl-C is safe: pending records are kept")
     asked = fake.requests
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 4  # `delivery.drain_timeout_seconds` is 25
@@ -222,7 +222,7 @@ def test_the_progress_bar_says_why_it_stands_still_until_when_and_ctrl_c_ends_at
     wait_for(terminal, "300 pending")
 
 
-def test_a_ctrl_c_with_a_request_in_flight_says_that_another_one_ends_at_once(
+def test_ctrl_c_during_a_request_announces_that_a_second_one_stops_at_once(
     shipper: Shipper, fake: FakeService, file: Path, terminal: Terminal
 ):
     fake.default = HANG
@@ -232,7 +232,7 @@ def test_a_ctrl_c_with_a_request_in_flight_says_that_another_one_ends_at_once(
         assert time.monotonic() < until
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    wait_for(terminal, "press Ctrl-C again to end now")
+    wait_for(terminal, "press Ctrl-C again to stop now")
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 4
     fake.release()

@@ -1,4 +1,4 @@
-"""The soak, for some seconds; and that it would find what grows."""
+"""The soak for some seconds; and that it detects growth."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from math import sin
 from pathlib import Path
 from random import Random
 from subprocess import PIPE
-from xml.etree import ElementTree
 
 import pytest
 
 from tests.soak import life, writing
-from tests.soak.drawing import draw
-from tests.soak.flatness import CURVES, Curve, judge, judge_all, table
-from tests.soak.life import Plan, soak, write_csv
-from tests.soak.looking import Look, look_at_process
+from tests.soak.flatness import CURVES, Curve, Look, judge, judge_all, table
+from tests.soak.life import Plan, look_at_process, soak, write_csv
 from tests.soak.service import Arrived, Trouble
 from tests.soak.writing import BLOCK_LINES, SPOILED_EVERY, Blocks
 
@@ -38,7 +35,7 @@ LOOKS = 80
 
 
 def curve(rng: Random, *, grows: float = 0.0, jump: float = 0.0, swings: float = 0.0, rests: float = 0.0):
-    """A curve around 150 MiB for half an hour; `grows` is MiB an hour, `rests` what is reached in the warm-up."""
+    """Return a curve around 150 MiB for half an hour; `grows` is in MiB per hour, `rests` the level after warm-up."""
     for second in range(SECONDS):
         value = 150 + grows * second / 3600 + jump * (second > SECONDS * 0.6) + swings * sin(second / 7)
         yield float(second), value + rests * min(1.0, second / SECONDS * 4) + rng.gauss(0, 2)
@@ -58,14 +55,14 @@ def curve(rng: Random, *, grows: float = 0.0, jump: float = 0.0, swings: float =
     ],
     ids=["level", "swinging", "warming up", "one jump", "shrinking", "within the slack", "leaking", "all at once"],
 )
-def test_only_a_curve_that_goes_on_growing_is_not_flat(rng: Random, shape: dict[str, float], is_found: bool):
+def test_only_a_steadily_growing_curve_is_reported(rng: Random, shape: dict[str, float], is_found: bool):
     found = judge(MEMORY, list(curve(rng, **shape)), 0.0, SECONDS)
     assert found is not None
     assert found.grows is is_found, found
     assert found.verdict == ("GROWS" if is_found else "flat")
 
 
-def test_what_is_only_shown_may_grow(rng: Random):
+def test_informational_figures_may_grow(rng: Random):
     found = judge(Curve("records", "records", is_judged=False), list(curve(rng, grows=1000)), 0.0, SECONDS)
     assert found is not None
     assert (found.grows, found.verdict) == (False, "-")
@@ -73,7 +70,7 @@ def test_what_is_only_shown_may_grow(rng: Random):
 
 
 def watched(what: str) -> list[tuple[float, Look]]:
-    """Look from outside at a process that keeps what it should not, a piece at each step."""
+    """Measure from outside a process that leaks a piece at each step."""
     looks = []
     with subprocess.Popen([sys.executable, "-c", LEAKING, what], stdin=PIPE, stdout=PIPE, bufsize=0) as process:
         assert process.stdin is not None
@@ -89,35 +86,35 @@ def watched(what: str) -> list[tuple[float, Look]]:
 @pytest.mark.parametrize(
     ("what", "growing"), [("memory", "resident memory, MiB"), ("files", "open descriptors"), ("nothing", None)]
 )
-def test_a_process_that_leaks_is_found_from_outside(what: str, growing: str | None):
+def test_a_leaking_process_is_detected_from_outside(what: str, growing: str | None):
     judgements = judge_all(watched(what), 0.0, LOOKS)
     assert [each.curve.title for each in judgements if each.grows] == ([growing] if growing else [])
     assert ("GROWS" in table(judgements)) is bool(growing)
 
 
-def test_the_service_tells_what_is_missing_and_what_came_twice():
+def test_the_service_reports_missing_and_repeated_events():
     arrived = Arrived()
     block = b'"EventId":"1%07x-%04x-'
     body = b",".join(block % (7, line) for line in range(BLOCK_LINES))
-    assert arrived.note(body[: len(body) // 2]) < BLOCK_LINES
-    assert arrived.note(body) == BLOCK_LINES
-    assert arrived.note(body) == BLOCK_LINES
+    assert arrived.add(body[: len(body) // 2]) < BLOCK_LINES
+    assert arrived.add(body) == BLOCK_LINES
+    assert arrived.add(body) == BLOCK_LINES
     assert arrived.events == {"1": BLOCK_LINES}
     assert BLOCK_LINES < arrived.repeats < 2 * BLOCK_LINES
 
 
-def test_each_event_of_the_writer_has_an_id_of_its_own(sample):
-    blocks = Blocks(sample.lines, writer=1)
+def test_each_event_of_the_writer_has_its_own_id():
+    blocks = Blocks(writer=1)
     arrived, written = Arrived(), 0
     for _ in range(SPOILED_EVERY):
         block, what = blocks.next()
         written += what.records
-        assert arrived.note(block) == block.count(b"\n") == what.records
+        assert arrived.add(block) == block.count(b"\n") == what.records
     assert arrived.events == {"1": SPOILED_EVERY * BLOCK_LINES}
     assert arrived.repeats == written - SPOILED_EVERY * BLOCK_LINES == 1
 
 
-def test_the_same_seed_brings_the_same_trouble():
+def test_the_same_seed_produces_the_same_faults():
     first, second, other = (Trouble(seed, cycle_s=3600) for seed in (1, 1, 2))
     drawn = [[each.next() for _ in range(10_000)] for each in (first, second, other)]
     assert drawn[0] == drawn[1] != drawn[2]
@@ -125,20 +122,22 @@ def test_the_same_seed_brings_the_same_trouble():
 
 
 @pytest.mark.early
-def test_a_short_soak_accounts_for_all_and_writes_what_it_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    # Little to do, however fast the machine is, and a rotation as soon as anything has arrived.
+def test_a_short_soak_accounts_for_all_events_and_writes_its_measurements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # Little load on any machine, and a rotation as soon as an event has arrived.
     monkeypatch.setitem(life._SETTINGS, "delivery.rate_limit_events_per_second", 10_000)
     monkeypatch.setitem(life._PIPE_SETTINGS, "spool.max_bytes", 4 << 20)
     monkeypatch.setitem(life._PIPE_SETTINGS, "spool.segment_bytes", 1 << 20)
     monkeypatch.setattr(writing, "FILE_BYTES", 1 << 20)
     seed = 6
     trouble = Trouble(seed, cycle_s=3600)
-    assert any(trouble.next() for _ in range(10)), "the seed lets one of the first requests fail"
+    assert any(trouble.next() for _ in range(10)), "with this seed, one of the first requests fails"
     plan = Plan(0.7, seed, cycle_s=0.5, look_s=0.1, gone_files=0, ahead=BLOCK_LINES)
     outcome = soak(plan, tmp_path / "soak", lambda line: None)
     assert [line.partition(":")[0] for line in outcome.account] == ["run", "pipe", "the service"]
     assert "rotations 0" not in outcome.account[0]
-    assert not outcome.account[-1].endswith("failures {}"), "nothing went wrong"
+    assert not outcome.account[-1].endswith("failures {}"), "no fault occurred"
     judged = {curve.name for curve in CURVES if curve.is_judged}
     assert all(judged - {"log_kib_per_minute"} <= look.keys() for looks in outcome.looks.values() for _, look in looks)
     write_csv(outcome.looks, tmp_path / "samples.csv")
@@ -146,4 +145,3 @@ def test_a_short_soak_accounts_for_all_and_writes_what_it_saw(tmp_path: Path, mo
         rows = list(csv.DictReader(file))
     assert {row["part"] for row in rows} == {"run", "pipe"}
     assert all(float(row["rss_mib"]) > 10 for row in rows)
-    ElementTree.fromstring(draw(outcome.looks, outcome.judgements))

@@ -1,4 +1,4 @@
-"""Standard input of every kind and format, kept in the spool until it is settled; the next start ships what is left."""
+"""Standard input of every kind and format is kept in the spool until it is settled; the next start ships leftovers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.e2e.fake_service import HANG, OK, FakeService
 from tests.e2e.surroundings import csv_of, cut, documents, spooled, unread_bytes, write_in_pieces
 
 QUICK = {"batch.linger_seconds": 0.02, "state.commit_interval_seconds": 0.02}
-# A record at a time, in their order, so that it is known which ones have left.
+# One record at a time, in order, so that the records sent are known.
 ORDERLY = {**QUICK, "delivery.concurrency": 1, "batch.max_events": 10, "batch.unique_consumers": "false"}
 HASTY = {
     "delivery.give_up_after_seconds": 0.3,
@@ -38,7 +38,7 @@ ODD_NAME = 'two\nlines, and "quotes"; blanks '
 
 
 def written_as(form: str, lines: list[bytes]) -> bytes:
-    """The events of these lines, in one of the formats of an input."""
+    """Return the events of these lines in an input format."""
     events = documents(lines)
     match form:
         case "ndjson":
@@ -58,10 +58,10 @@ def stored_name(service: Service, event_id: str) -> str:
 
 
 def feed(running: Running, data: bytes) -> None:
-    """Write everything, from a thread: a pipe holds little, and the reader may wait."""
+    """Write everything from a thread: a pipe has little capacity, and the reader may block."""
 
     def write() -> None:
-        with suppress(BrokenPipeError, ValueError):  # it was killed
+        with suppress(BrokenPipeError, ValueError):  # the process was killed
             running.stdin.write(data)
             running.stdin.flush()
 
@@ -70,17 +70,17 @@ def feed(running: Running, data: bytes) -> None:
 
 def leave_behind(shipper: Shipper, fake: FakeService, data: bytes, last: bytes, **settings: Any) -> None:
     """
-    Kill a `pipe` that has taken all of this from a producer that lives on; only the first ten events had left.
+    Kill a `pipe` that has read all of this from a running producer and sent only the first ten events.
 
     Args:
-        last: What surely stands in the spool when everything does.
+        last: Bytes that are in the spool only if everything is.
     """
     target, shipper.target = shipper.target, fake.target
     fake.plan(OK)
     fake.default = HANG
     whole_batches = {**ORDERLY, "batch.linger_seconds": 60}
     running = shipper.start("pipe", settings={**whole_batches, **settings}, stdin=subprocess.PIPE)
-    write_in_pieces(running, cut(data, range(0, len(data), 2500)))  # a reading is never parted among segments
+    write_in_pieces(running, cut(data, range(0, len(data), 2500)))  # a read is never split between segments
     running.wait_until(
         lambda: any(last in content for _, content in spooled(shipper)) and shipper.read_state().accepted == 10,
         "everything is spooled, and the first batch is saved",
@@ -90,12 +90,12 @@ def leave_behind(shipper: Shipper, fake: FakeService, data: bytes, last: bytes, 
     shipper.target = target
 
 
-# What stands on standard input ------------------------------------------------------------------------------------
+# Kinds of standard input ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def terminal() -> Iterator[tuple[int, int]]:
-    """Both ends of a terminal that does not echo: the user's and the program's."""
+    """The user's and the program's end of a terminal without echo."""
     user, program = pty.openpty()
     attributes = termios.tcgetattr(program)
     attributes[3] &= ~termios.ECHO
@@ -107,7 +107,7 @@ def terminal() -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("ending", ["Ctrl-D", "hang-up"])
-def test_what_is_typed_at_a_terminal_is_shipped_line_by_line(
+def test_input_typed_at_a_terminal_is_shipped_line_by_line(
     shipper: Shipper, service: Service, sample: Sample, terminal: tuple[int, int], ending: str
 ):
     user, program = terminal
@@ -115,7 +115,7 @@ def test_what_is_typed_at_a_terminal_is_shipped_line_by_line(
     os.close(program)
     for count, line in enumerate(sample.lines[:3], 1):
         os.write(user, line)
-        running.wait_until(lambda count=count: service.stored == count, "a line that was typed is shipped at once")
+        running.wait_until(lambda count=count: service.stored == count, "a typed line is shipped at once")
     os.write(user, sample.lines[3])
     if ending == "Ctrl-D":
         os.write(user, b"\x04")
@@ -134,7 +134,7 @@ def fifo(shipper: Shipper) -> Path:
     return path
 
 
-def test_a_named_pipe_that_is_held_open_is_served_by_several_writers_in_turn_until_sigterm(
+def test_a_named_pipe_held_open_accepts_several_writers_until_sigterm(
     shipper: Shipper, service: Service, sample: Sample, fifo: Path
 ):
     running = shipper.start(
@@ -144,15 +144,15 @@ def test_a_named_pipe_that_is_held_open_is_served_by_several_writers_in_turn_unt
         with fifo.open("wb") as out:
             out.writelines(sample.lines[start : start + 100])
         end = start + 100
-        running.wait_until(lambda end=end: service.stored == end, "what this writer had to say")
-    with fifo.open("wb") as one, fifo.open("wb") as other:  # and two at once, whole lines each
+        running.wait_until(lambda end=end: service.stored == end, "this writer's lines")
+    with fifo.open("wb") as one, fifo.open("wb") as other:  # two at once, with complete lines
         for number in range(300, 340):
             out = one if number % 2 else other
             out.write(sample.lines[number])
             out.flush()
-    running.wait_until(lambda: service.stored == 340, "what both had to say")
-    running.wait_until(lambda: shipper.read_state().accepted == 340, "it is saved")
-    assert not running.has_ended, "the end of a writer is not the end of the input"
+    running.wait_until(lambda: service.stored == 340, "both writers' lines")
+    running.wait_until(lambda: shipper.read_state().accepted == 340, "everything is saved")
+    assert not running.has_ended, "the end of a writer ended the input"
     result = running.stop()
     assert (result.returncode, result.counts()) == (4, (340, 340, 0, 0, 0)), "the input had not ended"
     assert result.summary["outcome"] == "drained"
@@ -162,10 +162,10 @@ def test_a_named_pipe_that_is_held_open_is_served_by_several_writers_in_turn_unt
     assert held.items() <= settled.items(), "something is left over"
 
 
-def test_what_is_still_in_a_named_pipe_that_is_held_open_is_for_the_next_one(
+def test_unread_data_in_a_named_pipe_held_open_is_left_for_the_next_process(
     shipper: Shipper, fake: FakeService, sample: Sample, fifo: Path
 ):
-    """Only the line within which reading stopped is in two parts, as nobody can know that they belong together."""
+    """Only the line at which reading stopped is split in two, as the parts cannot be recognised as one line."""
     shipper.target = fake.target
     fake.plan(HANG)
     with open(os.open(fifo, os.O_RDWR), "r+b", buffering=0) as holder:
@@ -179,7 +179,7 @@ def test_what_is_still_in_a_named_pipe_that_is_held_open_is_for_the_next_one(
         fake.release()
         first = running.finish()
         assert first.returncode == 4
-        assert unread_bytes(holder.fileno()), "it was stopped in the middle"
+        assert unread_bytes(holder.fileno()), "it was stopped before the end"
         again = shipper.start("pipe", "--summary", "json", stdin=holder, settings=QUICK)
         again.wait_until(
             lambda: (
@@ -193,12 +193,12 @@ def test_what_is_still_in_a_named_pipe_that_is_held_open_is_for_the_next_one(
         assert again.stop().returncode == 4
     torn = b"".join(letter.raw for letter in shipper.read_state().dead_letters)
     lost = set(sample.ids[:5000]) - set(fake.event_ids())
-    assert torn == b"" if not lost else torn + b"\n" in sample.lines, "a part of the line is nowhere"
+    assert torn == b"" if not lost else torn + b"\n" in sample.lines, "a part of the line is lost"
     assert len(lost) <= 1
     assert len(fake.event_ids()) + len(lost) == 5000
 
 
-def test_a_socket_is_a_standard_input_and_is_waited_for_if_others_made_it_non_blocking(
+def test_a_socket_works_as_standard_input_even_if_it_is_non_blocking(
     shipper: Shipper, service: Service, sample: Sample
 ):
     ours, theirs = socket.socketpair()
@@ -206,7 +206,7 @@ def test_a_socket_is_a_standard_input_and_is_waited_for_if_others_made_it_non_bl
         theirs.setblocking(False)
         running = shipper.start("pipe", "--summary", "json", stdin=theirs, settings=QUICK)
         ours.sendall(b"".join(sample.lines[:50]))
-        running.wait_until(lambda: service.stored == 50, "what was sent so far")
+        running.wait_until(lambda: service.stored == 50, "the records sent so far")
         ours.sendall(b"".join(sample.lines[50:100]))
         ours.shutdown(socket.SHUT_WR)
         result = running.finish()
@@ -214,15 +214,15 @@ def test_a_socket_is_a_standard_input_and_is_waited_for_if_others_made_it_non_bl
     service.assert_holds_exactly(sample.ids[:100])
 
 
-def test_a_connection_that_is_reset_is_told_and_costs_no_record(shipper: Shipper, service: Service, sample: Sample):
-    """It is no end of the input, so that exit code 0 would be a lie; what was read is delivered by now or later."""
+def test_a_reset_input_connection_is_reported_and_loses_no_record(shipper: Shipper, service: Service, sample: Sample):
+    """The input is incomplete, so the exit code must not be 0; records read are delivered now or later."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         theirs = socket.create_connection(server.getsockname())
         ours, _ = server.accept()
         with theirs:
             running = shipper.start("pipe", "--summary", "json", stdin=theirs, settings=QUICK)
             ours.sendall(b"".join(sample.lines[:50]))
-            running.wait_until(lambda: service.stored == 50, "what was sent so far")
+            running.wait_until(lambda: service.stored == 50, "the records sent so far")
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             ours.close()
             result = running.finish()
@@ -236,21 +236,21 @@ def test_a_connection_that_is_reset_is_told_and_costs_no_record(shipper: Shipper
 
 @dataclass(frozen=True)
 class Input:
-    """What a `pipe` is given before it is killed, with settings that say what would be guessed wrong."""
+    """Input of a `pipe` before it is killed, with settings where detection would be wrong."""
 
     data: bytes
     settings: dict[str, object]
 
 
-def test_every_format_that_killed_pipes_left_behind_is_shipped_in_order_and_nothing_is_mixed(
+def test_leftovers_of_killed_pipes_are_shipped_in_order_in_every_format_without_mixing_inputs(
     shipper: Shipper, service: Service, fake: FakeService, sample: Sample, rng: Random
 ):
     """
-    However it was cut and however often it was forced to the disk: the kernel has what a killed process wrote.
+    With any splits and any fsync setting: the kernel keeps what a killed process wrote.
 
-    A table keeps its own header when the next input has other columns in another order, or is no table at all. A torn
-    line is not joined with the next input: it may be a dead letter or gone with the process. What is no record is a
-    dead letter, and no neighbour is.
+    A table keeps its own header when the next input has another column order or is no table. A torn line is not joined
+    with the next input: it may become a dead letter or be lost with the process. Only invalid records become dead
+    letters.
     """
     bad = list(range(30, 600, 120))
     lines = [line.replace(b'"IP":"', b'"IP":"x') if at in bad else line for at, line in enumerate(sample.lines[:610])]
@@ -267,7 +267,7 @@ def test_every_format_that_killed_pipes_left_behind_is_shipped_in_order_and_noth
     ]
     target, shipper.target = shipper.target, fake.target
     fake.default = HANG
-    for number, each in enumerate(inputs):  # each one is killed with the leftovers of those before it
+    for number, each in enumerate(inputs):  # each is killed with the leftovers of earlier ones
         data = b"\xef\xbb\xbf" + each.data
         earlier = {path for path, _ in spooled(shipper)}
         requests = fake.requests
@@ -275,10 +275,10 @@ def test_every_format_that_killed_pipes_left_behind_is_shipped_in_order_and_noth
         running = shipper.start("pipe", settings=settings, stdin=subprocess.PIPE)
         write_in_pieces(running, cut(data, [1, 2, 3, 4, *rng.sample(range(len(data)), 20)]))
         if not data.endswith(torn):
-            running.stdin.close()  # the last record needs nothing behind it
+            running.stdin.close()  # the last record needs no terminator
         last = sample.ids[number * 120 + 119].encode()
-        running.wait_until(lambda last=last: any(last in each for _, each in spooled(shipper)), "it is spooled")
-        running.wait_until(lambda requests=requests: fake.requests > requests, "it had begun to send")
+        running.wait_until(lambda last=last: any(last in each for _, each in spooled(shipper)), "the input is spooled")
+        running.wait_until(lambda requests=requests: fake.requests > requests, "sending has begun")
         running.kill()
         segments = [content for path, content in spooled(shipper) if path not in earlier]
         assert len(segments) > 3, f"input {number} is not in several segments"
@@ -287,7 +287,8 @@ def test_every_format_that_killed_pipes_left_behind_is_shipped_in_order_and_noth
     assert shipper.read_state().accepted == 0
 
     shipper.target = target
-    batch = b'\n \n{"events" : ' + json.dumps(documents(lines[600:])).encode() + b"}"  # not known by its first bytes
+    # Not detectable by its first bytes.
+    batch = b'\n \n{"events" : ' + json.dumps(documents(lines[600:])).encode() + b"}"
     result = shipper.pipe(batch, settings={**ORDERLY, "batch.max_events": 100, "input.format": "batch"})
     letters = shipper.read_state().dead_letters
     assert [letter.raw for letter in letters[5:]] in ([], [torn])
@@ -301,8 +302,8 @@ def test_every_format_that_killed_pipes_left_behind_is_shipped_in_order_and_noth
     assert spooled(shipper) == []
 
 
-def test_a_quote_that_is_never_closed_costs_its_row_only(shipper: Shipper, service: Service, sample: Sample):
-    """Nor does the last row need anything behind it."""
+def test_an_unclosed_quote_loses_only_its_row(shipper: Shipper, service: Service, sample: Sample):
+    """The last row needs no newline."""
     rows = csv_of(documents(sample.lines[:2000])).rstrip(b"\n").splitlines(keepends=True)
     rows[6] = rows[6].replace(b",", b',"', 1)
     result = shipper.pipe(b"".join(rows), settings={"spool.segment_bytes": 20_000})
@@ -310,7 +311,7 @@ def test_a_quote_that_is_never_closed_costs_its_row_only(shipper: Shipper, servi
     service.assert_holds_exactly(sample.ids[:5] + sample.ids[6:2000])
 
 
-def test_an_element_without_an_end_is_told_and_what_came_before_it_is_not_lost(
+def test_an_unfinished_array_element_is_reported_and_earlier_records_are_not_lost(
     shipper: Shipper, service: Service, sample: Sample
 ):
     settings = {**QUICK, "input.max_record_bytes": 1000}
@@ -342,43 +343,45 @@ TORN: dict[str, Callable[[list[bytes]], tuple[bytes, bytes]]] = {
 
 
 @pytest.mark.parametrize("torn", TORN)
-def test_the_torn_last_record_of_an_input_is_a_dead_letter_as_it_came(
+def test_the_torn_last_record_of_an_input_becomes_a_dead_letter_byte_for_byte(
     shipper: Shipper, service: Service, sample: Sample, torn: str
 ):
     whole, rest = TORN[torn](sample.lines[:5])
     result = shipper.pipe(whole + rest)
     assert (result.returncode, result.counts()[1], result.counts()[4]) == (3, 5, 0)
     service.assert_holds_exactly(sample.ids[:5])
-    # What is no row is a line, and in quotes that stay open there may be more than one.
+    # Text that is no row is kept as lines; an unclosed quote may span several.
     assert b"\n".join(letter.raw for letter in shipper.read_state().dead_letters) == rest
     assert spooled(shipper) == []
 
 
-def test_the_exit_code_tells_the_worst_of_what_became_of_the_input_and_of_what_was_left_over(
+def test_the_exit_code_reports_the_worst_outcome_of_the_input_and_the_leftovers(
     shipper: Shipper, service: Service, sample: Sample
 ):
-    """What was left over may exceed a limit that is smaller by now; and a header alone holds no records."""
+    """Leftovers may exceed a limit that was lowered; a header alone contains no records."""
     bad = b'{"bad": 1}\n'
     shipper.target = service.target._replace(token="wrong")
     pending = shipper.pipe(sample.lines[0] + bad + b"".join(sample.lines[1:20]), settings=HASTY)
-    assert (pending.returncode, pending.counts()) == (4, (21, 0, 0, 0, 21)), "what is not saved is pending"
+    assert (pending.returncode, pending.counts()) == (4, (21, 0, 0, 0, 21)), "unsaved records are pending"
     assert "intake.token" in pending.stderr
     shipper.target = service.target
     smaller = {"spool.max_bytes": 1000, "spool.segment_bytes": 500}
-    assert sum(len(content) for _, content in spooled(shipper)) > 1000, "what is left over exceeds the next limit"
+    assert sum(len(content) for _, content in spooled(shipper)) > 1000, "the leftovers exceed the new limit"
     left_over = shipper.pipe(b"".join(sample.lines[20:40]), settings=smaller)
-    assert (left_over.returncode, left_over.counts()) == (3, (41, 40, 1, 0, 0)), "what was left over counts"
-    header = csv_of(documents(sample.lines[:1])).split(b"\n")[0]  # without a newline
+    assert (left_over.returncode, left_over.counts()) == (3, (41, 40, 1, 0, 0)), "leftovers are counted"
+    header = csv_of(documents(sample.lines[:1])).split(b"\n")[0]  # without newline
     nothing = shipper.pipe(header)
-    assert (nothing.returncode, nothing.counts()) == (0, (0, 0, 0, 0, 0)), "a dead letter of an earlier run is no news"
+    assert (nothing.returncode, nothing.counts()) == (0, (0, 0, 0, 0, 0)), (
+        "a dead letter of an earlier run does not count"
+    )
     assert spooled(shipper) == []
     service.assert_holds_exactly(sample.ids[:40])
 
 
-# What a killed one has left ---------------------------------------------------------------------------------------
+# Leftovers of a killed pipe ---------------------------------------------------------------------------------------
 
 
-def test_what_is_left_over_survives_whatever_becomes_of_the_next_starts_and_status_shows_it_until_it_is_shipped(
+def test_leftovers_survive_failed_starts_and_status_shows_them_until_they_are_shipped(
     shipper: Shipper, service: Service, fake: FakeService, sample: Sample
 ):
     def waiting() -> tuple[int, int]:
@@ -397,12 +400,12 @@ def test_what_is_left_over_survives_whatever_becomes_of_the_next_starts_and_stat
         shipper.target = fake.target
         requests = fake.requests
         running = shipper.start(*command, settings=ORDERLY)
-        running.wait_until(lambda requests=requests: fake.requests > requests, "it ships what is left over")
-        assert waiting() == (len(left), sum(map(len, left))), "of one that runs, too"
+        running.wait_until(lambda requests=requests: fake.requests > requests, "the leftovers are shipped")
+        assert waiting() == (len(left), sum(map(len, left))), "while one is running, too"
         running.kill()
     shipper.target = target._replace(token="wrong")
     result = shipper.backfill(empty, settings={**QUICK, **HASTY})
-    assert (result.returncode, result.counts()) == (4, (40, 0, 0, 0, 40)), "pending, wherever it came from"
+    assert (result.returncode, result.counts()) == (4, (40, 0, 0, 0, 40)), "pending, whatever the source"
     assert [content for _, content in spooled(shipper)] == left
 
     shipper.target = target
@@ -410,14 +413,14 @@ def test_what_is_left_over_survives_whatever_becomes_of_the_next_starts_and_stat
     own.write_bytes(b"".join(sample.lines[50:100]))
     result = shipper.backfill(own)
     assert (result.returncode, result.counts()) == (0, (90, 90, 0, 0, 0))
-    assert service.times_received() == dict.fromkeys(sample.ids[10:100], 1), "nothing that was settled is sent again"
+    assert service.times_received() == dict.fromkeys(sample.ids[10:100], 1), "settled records were sent again"
     assert waiting() == (0, 0)
 
 
-def test_a_spool_whose_state_was_lost_is_shipped_all_the_same(
+def test_a_spool_is_shipped_though_its_state_was_lost(
     shipper: Shipper, service: Service, fake: FakeService, sample: Sample
 ):
-    """Somebody moved a broken state.db away, as the message says, or emptied it: what is spooled comes again."""
+    """A broken state.db was moved away, as the message advises, or emptied: spooled records are sent again."""
     leave_behind(shipper, fake, b"".join(sample.lines[:50]), sample.ids[49].encode(), **{"spool.segment_bytes": 5000})
     held = b"".join(content for _, content in spooled(shipper)).splitlines()
     assert set(sample.ids[10:50]) <= set(event_ids(held))
@@ -436,10 +439,10 @@ def test_a_spool_whose_state_was_lost_is_shipped_all_the_same(
         shutil.rmtree(shipper.state)
 
 
-# A spool that is full ---------------------------------------------------------------------------------------------
+# A full spool -----------------------------------------------------------------------------------------------------
 
 
-def test_a_full_spool_makes_the_producer_wait_and_goes_on(shipper: Shipper, fake: FakeService, sample: Sample):
+def test_a_full_spool_makes_the_producer_wait(shipper: Shipper, fake: FakeService, sample: Sample):
     shipper.target = fake.target
     fake.default = HANG
     settings = {**QUICK, "spool.max_bytes": 400_000, "spool.segment_bytes": 100_000}
@@ -463,14 +466,15 @@ def test_a_full_spool_makes_the_producer_wait_and_goes_on(shipper: Shipper, fake
     producer.start()
     running.wait_until(lambda: held_bytes() >= 400_000 and unread_bytes(running.stdin), "the spool is full")
     peak_bytes, before = running.peak_bytes, -1
-    while before != written:  # until the producer stands still
+    while before != written:  # until the producer is blocked
         before = written
         with pytest.raises(AssertionError, match="not within"):
             running.wait_until(lambda: False, "time passes", limit_s=0.2)
-    # The limit, one reading of a mebibyte that was under way, and a pipe of a mebibyte.
-    assert written < 400_000 + (3 << 20), "the producer was not held up"
+    # The limit, one read of a mebibyte in progress, and a pipe of a mebibyte.
+    assert written < 400_000 + (3 << 20), "the producer was not blocked"
     assert held_bytes() < 400_000 + (2 << 20)
-    assert running.peak_bytes < peak_bytes + (8 << 20) + (9 << 20)  # the table of the dedupe window may be made then
+    # The table of the dedupe window may be allocated then.
+    assert running.peak_bytes < peak_bytes + (8 << 20) + (9 << 20)
     assert shipper.read_state().accepted == 0
     fake.default = OK
     fake.release()

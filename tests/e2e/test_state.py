@@ -1,4 +1,4 @@
-"""What is remembered between two runs: who holds it, how it grows, when it is written, and what that takes."""
+"""The state between two runs: who holds it, how it grows, when it is written, and how much memory it takes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ import pytest
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import QUICK, Service, Shipper, changed, event_ids, wait_until
 from tests.e2e.fake_service import HANG, OK, FakeService, Reply
-from tests.e2e.files import Tail, told
-from tests.e2e.surroundings import numbered, resident_bytes
+from tests.e2e.files import Tail, log_lines
+from tests.e2e.surroundings import numbered
+from tests.processes import memory_bytes
 
 ORDERLY = {**QUICK, "delivery.concurrency": 1, "batch.max_events": 10, "batch.unique_consumers": "false"}
 
 
-# A state store that somebody holds --------------------------------------------------------------------------------
+# A locked state store ---------------------------------------------------------------------------------------------
 
 
-def test_a_state_that_is_held_is_for_its_holder_even_if_the_kernel_stops_it_and_for_the_next_when_it_is_gone(
+def test_a_locked_state_directory_is_refused_even_if_its_holder_is_stopped_and_free_after_its_end(
     shipper: Shipper, service: Service, sample: Sample, file: Path
 ):
     holder = shipper.start("pipe", stdin=subprocess.PIPE, settings=QUICK)
@@ -36,12 +37,12 @@ def test_a_state_that_is_held_is_for_its_holder_even_if_the_kernel_stops_it_and_
 
     status = shipper.run("status", "--json")
     assert status.returncode == 0, status.stderr
-    assert json.loads(status.stdout)["state"]["spool"]["segments"] == 1, "what it has read"
+    assert json.loads(status.stdout)["state"]["spool"]["segments"] == 1, "the records it has read"
     for arguments in (["status"], ["dead-letters", "list"], ["validate", file], ["config", "show"]):
         result = shipper.run(*arguments)
         assert result.returncode == 0, (arguments, result.stderr)
 
-    # Under whatever name the directory goes: nothing is taken for stale that is not.
+    # Whatever path is used for the directory: a live lock is never considered stale.
     holder.process.send_signal(signal.SIGSTOP)
     link = shipper.folder / "link"
     link.symlink_to(shipper.state)
@@ -59,14 +60,14 @@ def test_a_state_that_is_held_is_for_its_holder_even_if_the_kernel_stops_it_and_
     assert (shipper.state / "lock").read_text() == f"{holder.pid}\n"
     holder.process.send_signal(signal.SIGCONT)
     holder.kill()
-    (shipper.state / "lock").write_text(f"{os.getpid()}\n")  # by now, its number belongs to another process
+    (shipper.state / "lock").write_text(f"{os.getpid()}\n")  # its process id now belongs to another process
     assert shipper.backfill(file).counts() == (300, 300, 0, 0, 0)
 
 
-def test_of_many_that_start_at_once_one_works_and_the_others_name_it(
+def test_one_of_many_simultaneous_starts_works_and_the_others_name_it(
     shipper: Shipper, fake: FakeService, sample: Sample, file: Path
 ):
-    """With a state store that is empty, as a crash at its very beginning leaves it: it is a new one."""
+    """With an empty state store, as left by a crash at creation: it counts as new."""
     shipper.target = fake.target
     fake.default = HANG
     shipper.state.mkdir(mode=0o700)
@@ -85,16 +86,16 @@ def test_of_many_that_start_at_once_one_works_and_the_others_name_it(
     assert Counter(fake.event_ids()) == Counter(sample.ids[:300])
 
 
-# A state store that grows -----------------------------------------------------------------------------------------
+# Growth of the state store ----------------------------------------------------------------------------------------
 
 
-def known_streams(shipper: Shipper) -> list[tuple[int, str]]:
+def read_file_streams(shipper: Shipper) -> list[tuple[int, str]]:
     with closing(sqlite3.connect(f"file:{shipper.state}/state.db?mode=ro", uri=True, timeout=10)) as db:
         return db.execute("SELECT stream_id, path FROM streams ORDER BY stream_id").fetchall()
 
 
 def add_gone_streams(shipper: Shipper, count: int) -> None:
-    """Have the state store know so many files that were read to their end and are gone by now."""
+    """Add streams of files that were read to the end and are deleted to the state store."""
     device = shipper.folder.stat().st_dev
     with closing(sqlite3.connect(shipper.state / "state.db")) as db, db:
         first = db.execute("SELECT youngest_stream_id FROM totals").fetchone()[0] + 1
@@ -117,10 +118,10 @@ def add_gone_streams(shipper: Shipper, count: int) -> None:
         db.execute("UPDATE totals SET youngest_stream_id = ?", (first + count - 1,))
 
 
-def test_files_that_came_and_went_are_forgotten_but_for_the_youngest_and_those_that_are_not_read_to_their_end(
+def test_deleted_files_are_forgotten_except_the_most_recent_and_those_not_read_to_their_end(
     shipper: Shipper, service: Service, fake: FakeService, tail: Tail
 ):
-    """The two oldest: one is still there, and one comes back, from a disk that was not there, and is read on."""
+    """Of the two oldest, one still exists, and the other reappears with a missing disk and is read further."""
     count = 20_000
     unread = tail.append(10, 110, "app.ndjson.1")
     shipper.target = fake.target
@@ -129,11 +130,9 @@ def test_files_that_came_and_went_are_forgotten_but_for_the_youngest_and_those_t
     old = tail.append(0, 10)
     os.utime(old, (1, 1))  # the oldest file is read first
     running = shipper.start("backfill", tail.folder, settings=ORDERLY)
-    running.wait_until(
-        lambda: shipper.read_state().accepted == 20, "the first file, and a part of the other, are saved"
-    )
+    running.wait_until(lambda: shipper.read_state().accepted == 20, "the first file and a part of the other are saved")
     running.kill()
-    oldest = known_streams(shipper)
+    oldest = read_file_streams(shipper)
     assert sorted(path for _, path in oldest) == [str(old), str(unread)]
     shipper.target = service.target
     away = unread.rename(shipper.folder / "away.ndjson")
@@ -143,17 +142,17 @@ def test_files_that_came_and_went_are_forgotten_but_for_the_youngest_and_those_t
     tail.append(110, 120)
     new = tail.append(120, 130, "app.ndjson.2")
     result = shipper.backfill(tail.file, new, fresh=True)
-    assert (result.returncode, result.counts()) == (0, (20, 20, 0, 0, 0)), "the file that was known was read on"
+    assert (result.returncode, result.counts()) == (0, (20, 20, 0, 0, 0)), "reading resumed in the known file"
     assert result.peak_bytes < 150 << 20
-    left = known_streams(shipper)
+    left = read_file_streams(shipper)
     assert set(oldest) <= set(left)
     assert len(left) <= 10_003
     gone = [stream_id for stream_id, path in left if "/gone." in path]
     youngest = max(stream_id for stream_id, _ in oldest) + count
-    assert gone == list(range(youngest + 1 - len(gone), youngest + 1)), "the oldest go first"
-    assert len(gone) >= 9_000, "more were forgotten than need be"
+    assert gone == list(range(youngest + 1 - len(gone), youngest + 1)), "the oldest are forgotten first"
+    assert len(gone) >= 9_000, "more were forgotten than necessary"
     state = shipper.read_state()
-    assert (state.read, state.accepted) == (40, 40), "the counts stay"
+    assert (state.read, state.accepted) == (40, 40), "the counts are kept"
     assert (shipper.state / "state.db").stat().st_size < size_bytes + (4 << 20)
 
     away.rename(unread)
@@ -161,59 +160,59 @@ def test_files_that_came_and_went_are_forgotten_but_for_the_youngest_and_those_t
     assert service.times_received() == dict.fromkeys(tail.ids(range(20, 130)), 1)
     with closing(sqlite3.connect(shipper.state / "state.db")) as db:
         missed = db.execute("SELECT unreachable_bytes FROM totals").fetchone()
-    assert missed == (sum(map(len, tail.sample.lines[20:110])),), "what was settled is not missed"
+    assert missed == (sum(map(len, tail.sample.lines[20:110])),), "settled files are not reported as missing"
 
 
-def test_files_that_come_and_go_while_it_runs_do_not_add_up(shipper: Shipper, service: Service, tail: Tail):
-    """For months, with no start between."""
+def test_files_deleted_during_a_run_do_not_accumulate_in_the_state(shipper: Shipper, service: Service, tail: Tail):
+    """For months without a restart."""
     tail.append(0, 10)
     assert shipper.backfill(tail.file).returncode == 0
     add_gone_streams(shipper, 10_950)
-    running = tail.start(input__rotate_wait_seconds=0.1, log__level="debug")  # with every repeat
+    running = tail.start(input__rotate_wait_seconds=0.1, log__level="debug")  # logs repeated lines, too
     paths = [tail.append(number, number + 1, f"app.ndjson.{number}") for number in range(10, 110)]
     tail.wait(110)
     running.wait_until(lambda: shipper.read_state().accepted == 110, "they are read and settled")
     for path in paths:
         path.unlink()
-    running.wait_until(lambda: len(told(running, "source_closed")) == 100, "they are let go")
+    running.wait_until(lambda: len(log_lines(running, "source_closed")) == 100, "they are closed")
     tail.append(110, 111, "app.ndjson.110")
     tail.wait(111)
-    running.wait_until(lambda: len(known_streams(shipper)) < 10_400, "the oldest are forgotten")
-    assert len(known_streams(shipper)) >= 10_000
+    running.wait_until(lambda: len(read_file_streams(shipper)) < 10_400, "the oldest are forgotten")
+    assert len(read_file_streams(shipper)) >= 10_000
     assert running.stop().returncode == 0
     assert set(service.times_received().values()) == {1}
 
 
-# When it is written -----------------------------------------------------------------------------------------------
+# When it is saved --------------------------------------------------------------------------------------------------
 
 
-def test_no_checkpoint_passes_an_answer_that_is_outstanding(
+def test_no_checkpoint_passes_an_outstanding_answer(
     shipper: Shipper, service: Service, fake: FakeService, sample: Sample, tail: Tail
 ):
-    """B02, B03: later batches are accepted while one hangs, a commit goes by, and it is killed."""
+    """B02, B03: later batches are accepted while one hangs, then a commit and a kill follow."""
     shipper.target = fake.target
     fake.plan(HANG)
     tail.append(0, 500)
     running = tail.start(batch__max_events=100, delivery__concurrency=4, batch__unique_consumers="false")
     running.wait_until(lambda: fake.answered == 4, "all batches but one are accepted")
     (tail.folder / "app.ndjson.2").write_bytes(b"{}\n")
-    running.wait_until(lambda: shipper.read_state().dead_lettered == 1, "a commit goes by, as another file shows")
+    running.wait_until(lambda: shipper.read_state().dead_lettered == 1, "a commit, as another file shows")
     position = sample.ids.index(fake.event_ids(fake.bodies[:1])[0])
-    assert shipper.read_state().accepted == position < 400, "a checkpoint has passed what was not answered"
+    assert shipper.read_state().accepted == position < 400, "a checkpoint passed an unanswered batch"
     running.kill()
     shipper.target = service.target
     again = tail.start()
-    again.wait_until(lambda: service.stored >= 500 - position, "all from there on is sent again")
+    again.wait_until(lambda: service.stored >= 500 - position, "everything from there on is sent again")
     assert again.stop().returncode == 0
     assert service.times_received() == dict.fromkeys(sample.ids[position:500], 1)
     assert shipper.read_state().accepted == 500
 
 
 @pytest.mark.parametrize("command", ["run", "pipe"])
-def test_lines_that_are_no_records_and_no_text_are_dead_letters_with_their_place_and_move_the_checkpoint(
+def test_lines_that_are_no_records_become_dead_letters_with_their_position_and_move_the_checkpoint(
     shipper: Shipper, service: Service, sample: Sample, tail: Tail, command: str
 ):
-    """B11, J03: after a kill, none of them is read again, each is a dead letter once, and no neighbour is."""
+    """B11, J03: after a kill, none is read again, each is one dead letter, and no other line is."""
     odd = [b"\xff\xfe{\x00", sample.lines[2].rstrip().replace(b'"Username":"', b'"Username":"\xe9'), b"\xc3"]
     lines = [*[b"not json"] * 37, *odd, sample.lines[0].rstrip(), *[b"[]\n\n "] * 59]
     data = b"".join(line + b"\n" for line in lines)
@@ -224,7 +223,7 @@ def test_lines_that_are_no_records_and_no_text_are_dead_letters_with_their_place
         running = shipper.start("pipe", stdin=subprocess.PIPE, settings=QUICK)
         running.stdin.write(data)
         running.stdin.flush()
-    running.wait_until(lambda: shipper.read_state().read == 100, "all are handled")
+    running.wait_until(lambda: shipper.read_state().read == 100, "all are settled")
     running.kill()
     state = shipper.read_state()
     assert (state.accepted, state.dead_lettered) == (1, 99)
@@ -235,7 +234,7 @@ def test_lines_that_are_no_records_and_no_text_are_dead_letters_with_their_place
     if command == "run":
         running = tail.start()
         tail.append(1, 2)
-        running.wait_until(lambda: service.stored == 2, "what came later")
+        running.wait_until(lambda: service.stored == 2, "the later records")
         assert running.stop().returncode == 0
     else:
         assert shipper.pipe(sample.lines[1]).counts() == (1, 1, 0, 0, 0)
@@ -244,16 +243,16 @@ def test_lines_that_are_no_records_and_no_text_are_dead_letters_with_their_place
     assert service.times_received() == dict.fromkeys(sample.ids[:2], 1)
 
 
-# What stands in the input -----------------------------------------------------------------------------------------
+# Incomplete lines ------------------------------------------------------------------------------------------------
 
 
-def test_a_torn_last_line_is_read_once_whole_wherever_it_is_torn_and_whatever_ends_the_reader(
+def test_a_torn_last_line_is_read_once_when_complete_wherever_it_is_torn_and_however_the_reader_ends(
     shipper: Shipper, service: Service, sample: Sample, tail: Tail
 ):
     """
-    J01, J08: within the mark of byte order, within a letter of two bytes, at the brace, and before the newline.
+    J01, J08: within the byte order mark, within a two-byte character, at the brace, and before the newline.
 
-    One file for each place; between two starts, each gets a byte and then the rest, so that it is torn twice.
+    One file for each position; between two starts, each gets a byte and then the rest, so it is torn twice.
     """
     places: list[Callable[[bytes], int]] = [
         lambda line: 1,
@@ -287,17 +286,17 @@ def test_a_torn_last_line_is_read_once_whole_wherever_it_is_torn_and_whatever_en
     assert shipper.read_state().dead_letters == ()
 
 
-# How much it takes ------------------------------------------------------------------------------------------------
+# Memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_service_that_is_away_while_the_input_goes_on_costs_no_memory(
+def test_memory_does_not_grow_while_the_service_is_down_and_input_arrives(
     shipper: Shipper, fake: FakeService, sample: Sample, tail: Tail
 ):
     """G01."""
     shipper.target = fake.target
     fake.default = Reply(status=503)
     rounds, lines_each = 3, 2500
-    wide = [line[:-2] + b" " * 1400 + b"}\n" for line in sample.lines[:lines_each]]  # bytes count, and few records do
+    wide = [line[:-2] + b" " * 1400 + b"}\n" for line in sample.lines[:lines_each]]  # many bytes in few records
     settings = {"batch__max_events": 200, "delivery__concurrency": 2}
     running = tail.start(**settings, delivery__retry_initial_seconds=0.02, delivery__retry_max_seconds=0.05, fresh=True)
     written: list[str] = []
@@ -308,13 +307,13 @@ def test_a_service_that_is_away_while_the_input_goes_on_costs_no_memory(
             out.writelines(lines)
         written += event_ids(lines)
         before = fake.requests
-        running.wait_until(lambda before=before: fake.requests >= before + 20, "it tries again and again")
-        resident.append(resident_bytes(running))
+        running.wait_until(lambda before=before: fake.requests >= before + 20, "it retries")
+        resident.append(memory_bytes(running.pid))
     assert tail.file.stat().st_size > 12_000_000
-    # The first round has filled whatever may be filled.
+    # The first round has filled all buffers.
     assert max(resident) - resident[0] < 6 << 20, [size >> 20 for size in resident]
-    assert shipper.read_state().read == 0, "the offset has moved"
-    assert len(set(fake.event_ids(fake.bodies))) <= 400, "only what is in flight is tried"
+    assert shipper.read_state().read == 0, "the offset moved"
+    assert len(set(fake.event_ids(fake.bodies))) <= 400, "only batches in flight are retried"
     fake.default = OK
     running.wait_until(lambda: shipper.read_state().accepted == len(written), "it catches up")
     assert running.stop().returncode == 0
@@ -325,7 +324,7 @@ LONG = 160 << 20
 
 
 def write_long_line(path: Path, *, newline: bool = True) -> None:
-    """Append a line that takes no room on the disk."""
+    """Append a sparse line."""
     with path.open("r+b" if path.exists() else "wb") as out:
         out.seek(0, os.SEEK_END)
         start = out.tell()
@@ -334,7 +333,7 @@ def write_long_line(path: Path, *, newline: bool = True) -> None:
         out.write(b"y\n" if newline else b"yz")
 
 
-def test_a_line_of_160_megabytes_is_a_dead_letter_by_its_place_and_costs_no_memory_of_a_pipe(
+def test_a_line_of_160_megabytes_becomes_a_dead_letter_by_position_and_takes_no_memory(
     shipper: Shipper, service: Service, sample: Sample, tail: Tail
 ):
     """G02."""
@@ -350,13 +349,13 @@ def test_a_line_of_160_megabytes_is_a_dead_letter_by_its_place_and_costs_no_memo
     (letter,) = shipper.read_state().dead_letters
     assert (letter.rule, letter.start_offset) == ("oversized", start)
     assert len(letter.raw) < 2 << 20
-    assert letter.end_offset < start + (2 << 20), "the spool keeps no more than what tells that it is too long"
+    assert letter.end_offset < start + (2 << 20), "the spool keeps only as much as proves that the line is too long"
 
 
-def test_a_line_of_160_megabytes_that_is_still_being_written_at_a_kill_is_one_dead_letter(
+def test_a_line_of_160_megabytes_being_written_at_a_kill_becomes_one_dead_letter(
     shipper: Shipper, service: Service, sample: Sample, tail: Tail
 ):
-    """G02, of a file that is followed."""
+    """G02, in a followed file."""
     tail.append(0, 10)
     start = tail.file.stat().st_size
     write_long_line(tail.file, newline=False)

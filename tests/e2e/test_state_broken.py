@@ -1,4 +1,4 @@
-"""A state store that cannot be trusted: it is refused and left as it is, and nothing is sent."""
+"""An untrustworthy state store is refused and left unchanged, and nothing is sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ USED = b"{}\n" * 100
 
 @dataclass(frozen=True)
 class Used:
-    """A state directory with a checkpoint, totals and dead letters, and the file that was shipped."""
+    """A state directory with a checkpoint, totals and dead letters, and the shipped file."""
 
     state: Path
     file: Path
@@ -41,34 +41,32 @@ def used(sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> Used:
 
 @pytest.fixture
 def used_state(shipper: Shipper, used: Used) -> Path:
-    """The state store of a directory that was used."""
+    """The state store of a used directory."""
     shutil.copytree(used.state, shipper.state)
     return shipper.state / "state.db"
 
 
 def state_snapshot(shipper: Shipper) -> dict[str, tuple[int, bytes]]:
-    """All that counts; a reader leaves the index of the log behind, and an empty log."""
+    """Return the relevant files; a reader leaves the index of the log and an empty log."""
     found = folder_snapshot(shipper.state, without=["lock", "state.db-shm"])
     return {name: (mode, data) for name, (mode, data) in found.items() if name != "state.db-wal" or data}
 
 
 def assert_refused(shipper: Shipper, service: Service, *arguments: str | Path, **options: Any) -> None:
-    """It ends with 1 and one line that names the file and says what to do; nothing is touched, nothing is sent."""
+    """Assert exit code 1, one line with the file and the remedy, unchanged files, and that nothing is sent."""
     before = state_snapshot(shipper)
     result = shipper.run(*arguments, check=False, **options)
     assert (result.returncode, result.stdout) == (1, ""), (arguments, result.stderr)
     message = [line for line in result.stderr.splitlines() if line.strip()]
     assert len(message) == 1, result.stderr
     assert str(shipper.state / "state.db") in message[0]
-    assert "left as it is" in message[0]
+    assert "left unchanged" in message[0]
     assert state_snapshot(shipper) == before
-    assert service.counts()["requests"] == 0, "it began from the start by itself"
+    assert service.counts()["requests"] == 0, "it started from the beginning"
 
 
-def test_a_database_and_a_log_that_do_not_belong_together_are_refused(
-    shipper: Shipper, service: Service, sample: Sample
-):
-    """As when one of the two is put back from a copy: what SQLite makes of them is neither state."""
+def test_a_database_with_a_foreign_log_is_refused(shipper: Shipper, service: Service, sample: Sample):
+    """As when one of the two is restored from a backup: together they contain neither state."""
     database, log = shipper.state / "state.db", shipper.state / "state.db-wal"
 
     def put_back(data: bytes, log_data: bytes) -> None:
@@ -85,7 +83,7 @@ def test_a_database_and_a_log_that_do_not_belong_together_are_refused(
         running.wait_until(lambda read=read: shipper.read_state().read == read, "it is saved")
         running.kill()
         copies.append((database.read_bytes(), log.read_bytes()))
-        assert copies[-1][1], "nothing stands in the log alone"
+        assert copies[-1][1], "nothing is only in the log"
     (old, old_log), _, (new, new_log) = copies
     assert old != new
     sent = service.counts()["requests"]
@@ -98,9 +96,9 @@ def test_a_database_and_a_log_that_do_not_belong_together_are_refused(
         assert "move the log away" in result.stderr
         assert state_snapshot(shipper) == before
         assert service.counts()["requests"] == sent
-    put_back(old, b"")  # as the message says
+    put_back(old, b"")  # as the message advises
     assert shipper.pipe(sample.lines[3000]).returncode == 0
-    for pair, read in ((copies[0], 1000), (copies[2], 3000)):  # and both of one moment are what they were
+    for pair, read in ((copies[0], 1000), (copies[2], 3000)):  # both from the same moment are valid
         put_back(*pair)
         assert shipper.pipe(sample.lines[3000]).returncode == 0
         assert shipper.read_state().read == read + 1
@@ -122,12 +120,12 @@ def _table_missing(path: Path) -> None:
 
 
 def _with_log(path: Path) -> None:
-    """Its owner died within its work: what it had committed stands in the log beside the database."""
+    """Its owner was killed: the committed data is in the log next to the database."""
     with closing(sqlite3.connect(path)) as db:
         db.executescript("CREATE TABLE more (thing TEXT); INSERT INTO more VALUES ('precious')")
         data, log = path.read_bytes(), path.with_name("state.db-wal").read_bytes()
         assert b"precious" in log
-    # Closing has emptied the log into the database; a crash would not have.
+    # Closing has merged the log into the database; a crash would not have.
     path.write_bytes(data)
     path.with_name("state.db-wal").write_bytes(log)
 
@@ -168,7 +166,7 @@ def _not_permitted(path: Path) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__.lstrip("_"),
 )
-def test_a_state_store_that_cannot_be_trusted_is_refused_and_not_even_its_log_is_touched(
+def test_an_untrustworthy_state_store_is_refused_and_left_unchanged(
     shipper: Shipper, service: Service, used: Used, used_state: Path, spoil: Callable[[Path], None], command: str
 ):
     spoil(used_state)
@@ -180,7 +178,7 @@ def test_a_state_store_that_cannot_be_trusted_is_refused_and_not_even_its_log_is
         assert_refused(shipper, service, "status")
 
 
-def test_what_only_looks_at_a_broken_state_store_refuses_it_too(shipper: Shipper, service: Service, used_state: Path):
+def test_read_only_commands_refuse_a_broken_state_store_too(shipper: Shipper, service: Service, used_state: Path):
     good = used_state.read_bytes()
     broken = {
         "garbage": b"this is no database\n" * 500,
@@ -195,11 +193,11 @@ def test_what_only_looks_at_a_broken_state_store_refuses_it_too(shipper: Shipper
             assert_refused(shipper, service, *command)
 
 
-def test_after_a_broken_state_store_was_moved_away_everything_is_sent_again_with_the_same_ids(
+def test_everything_is_sent_again_with_the_same_ids_after_a_broken_state_store_was_moved_away(
     shipper: Shipper, service: Service, sample: Sample, used: Used, used_state: Path
 ):
-    """What the message says to do."""
-    assert shipper.backfill(used.file).counts() == (0, 0, 0, 0, 0), "it knows the file"
+    """As the message advises."""
+    assert shipper.backfill(used.file).counts() == (0, 0, 0, 0, 0), "the file is known"
     used_state.write_bytes(used_state.read_bytes()[:5000])
     assert_refused(shipper, service, "dead-letters", "list")
     used_state.rename(shipper.folder / "broken.db")

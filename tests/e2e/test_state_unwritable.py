@@ -1,4 +1,4 @@
-"""A state store or a spool that cannot be written for a while: what is settled waits, and nothing is lost."""
+"""A state store or a spool that is temporarily unwritable: settled records wait, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import QUICK, Running, Service, Shipper
 from tests.e2e.fake_service import HANG, OK, FakeService
-from tests.e2e.files import Tail, told
+from tests.e2e.files import Tail, log_lines
 from tests.e2e.surroundings import SmallDisk, no_longer_files, no_room_for_state, read_only_state, small_disk, spooled
 
 ORDERLY = {**QUICK, "delivery.concurrency": 1, "batch.max_events": 10, "batch.unique_consumers": "false"}
@@ -23,13 +23,13 @@ ORDERLY = {**QUICK, "delivery.concurrency": 1, "batch.max_events": 10, "batch.un
 
 @pytest.fixture
 def disk(shipper: Shipper) -> Iterator[SmallDisk]:
-    """The state directory is a disk of its own."""
+    """Mount the state directory as a separate disk."""
     with small_disk(shipper.state, 24 << 20) as disk:
         yield disk
 
 
 def save_some(tail: Tail, shipper: Shipper, running: Running) -> int:
-    """Have some commits, so that the log of the state store is longer than what is on stderr."""
+    """Make some commits, so that the log of the state store is longer than the output on stderr."""
     for end in (10, 20, 30):
         tail.append(end - 10, end)
         running.wait_until(lambda end=end: shipper.read_state().accepted == end, "it is saved")
@@ -39,26 +39,26 @@ def save_some(tail: Tail, shipper: Shipper, running: Running) -> int:
 def pause(
     tail: Tail, shipper: Shipper, running: Running, saved: int, trouble: AbstractContextManager[None], events: int = 100
 ) -> int:
-    """Have some events written while nothing can be saved, and all of it saved when it can."""
-    times = len(told(running, "delivery_paused"))
+    """Write events while nothing can be saved, and check that all are saved once it is possible."""
+    times = len(log_lines(running, "delivery_paused"))
     with trouble:
         tail.append(saved, saved + 100)
-        running.wait_until(lambda: len(told(running, "delivery_paused")) > times, "it pauses")
-        paused = told(running, "delivery_paused")[-1]
+        running.wait_until(lambda: len(log_lines(running, "delivery_paused")) > times, "it pauses")
+        paused = log_lines(running, "delivery_paused")[-1]
         assert paused["reason"] == "state_unwritable"
         assert str(shipper.state) in paused["message"]
         tail.append(saved + 100, saved + events)
         with pytest.raises(AssertionError, match="not within"):
-            running.wait_until(lambda: len(told(running, "delivery_resumed")) > times, "it goes on", limit_s=0.3)
-        assert shipper.read_state().accepted == saved, "something was saved: the case was not exercised"
-    running.wait_until(lambda: len(told(running, "delivery_resumed")) > times, "it goes on")
-    assert told(running, "delivery_resumed")[-1]["reason"] == "state_unwritable"
-    running.wait_until(lambda: shipper.read_state().accepted == saved + events, "all of it is saved")
-    assert len(told(running, "delivery_paused")) == times + 1, "it is told once"
+            running.wait_until(lambda: len(log_lines(running, "delivery_resumed")) > times, "it resumes", limit_s=0.3)
+        assert shipper.read_state().accepted == saved, "something was saved: the case did not occur"
+    running.wait_until(lambda: len(log_lines(running, "delivery_resumed")) > times, "it resumes")
+    assert log_lines(running, "delivery_resumed")[-1]["reason"] == "state_unwritable"
+    running.wait_until(lambda: shipper.read_state().accepted == saved + events, "everything is saved")
+    assert len(log_lines(running, "delivery_paused")) == times + 1, "the pause is logged once"
     return saved + events
 
 
-def test_a_state_that_may_not_grow_pauses_a_run_which_stops_sending_and_goes_on_by_itself(
+def test_a_run_pauses_and_stops_sending_while_the_state_cannot_grow_and_then_resumes(
     shipper: Shipper, fake: FakeService, sample: Sample, tail: Tail
 ):
     events = 3000
@@ -71,7 +71,7 @@ def test_a_state_that_may_not_grow_pauses_a_run_which_stops_sending_and_goes_on_
         with no_longer_files(running, shipper):
             yield
             before = -1
-            while before != fake.requests:  # until nothing more leaves
+            while before != fake.requests:  # until sending stops
                 before = fake.requests
                 with pytest.raises(AssertionError, match="not within"):
                     running.wait_until(lambda: False, "time passes", limit_s=0.3)
@@ -79,11 +79,11 @@ def test_a_state_that_may_not_grow_pauses_a_run_which_stops_sending_and_goes_on_
 
     pause(tail, shipper, running, saved, limited(), events - saved)
     assert running.stop().returncode == 0
-    assert Counter(fake.event_ids()) == Counter(sample.ids[:events]), "nothing is sent twice within one process"
+    assert Counter(fake.event_ids()) == Counter(sample.ids[:events]), "something was sent twice by one process"
 
 
 @pytest.mark.parametrize("is_full", [True, False], ids=["full", "read-only"])
-def test_a_full_or_read_only_state_pauses_a_run_which_goes_on_by_itself(
+def test_a_run_pauses_while_the_state_is_full_or_read_only_and_then_resumes(
     shipper: Shipper, fake: FakeService, sample: Sample, tail: Tail, disk: SmallDisk, is_full: bool
 ):
     shipper.target = fake.target
@@ -92,10 +92,10 @@ def test_a_full_or_read_only_state_pauses_a_run_which_goes_on_by_itself(
     trouble = no_room_for_state(running, disk) if is_full else read_only_state(running)
     saved = pause(tail, shipper, running, saved, trouble)
     assert running.stop().returncode == 0
-    assert Counter(fake.event_ids()) == Counter(sample.ids[:saved]), "nothing is sent twice within one process"
+    assert Counter(fake.event_ids()) == Counter(sample.ids[:saved]), "something was sent twice by one process"
 
 
-def test_an_end_while_the_state_is_unwritable_repeats_only_what_was_not_saved(
+def test_only_unsaved_records_are_repeated_after_a_run_ended_with_an_unwritable_state(
     shipper: Shipper, service: Service, tail: Tail, disk: SmallDisk
 ):
     running = tail.start()
@@ -107,16 +107,16 @@ def test_an_end_while_the_state_is_unwritable_repeats_only_what_was_not_saved(
             tail.append(saved, saved + 100)
             running.wait_for("delivery_paused")
             running.wait_until(
-                lambda received=received: service.received == received + 100, "what is not saved is sent"
+                lambda received=received: service.received == received + 100, "the unsaved records are sent"
             )
             if end == "kill":
                 running.kill()
             else:
-                assert running.stop().returncode in {1, 4}, "what was not saved is pending"
+                assert running.stop().returncode in {1, 4}, "unsaved records are pending"
             assert shipper.read_state().accepted == saved
         running = tail.start()
         tail.append(saved + 100, saved + 150)
-        running.wait_until(lambda saved=saved: shipper.read_state().accepted == saved + 150, "all is saved")
+        running.wait_until(lambda saved=saved: shipper.read_state().accepted == saved + 150, "everything is saved")
         times |= dict.fromkeys(tail.ids(range(saved, saved + 100)), 2)
         times |= dict.fromkeys(tail.ids(range(saved + 100, saved + 150)), 1)
         saved += 150
@@ -125,7 +125,7 @@ def test_an_end_while_the_state_is_unwritable_repeats_only_what_was_not_saved(
 
 
 @pytest.mark.parametrize("command", ["backfill", "pipe"])
-def test_one_that_has_an_end_gives_up_when_the_state_stays_unwritable(
+def test_backfill_and_pipe_give_up_if_the_state_stays_unwritable(
     shipper: Shipper, fake: FakeService, sample: Sample, file: Path, disk: SmallDisk, command: str
 ):
     shipper.target = fake.target
@@ -143,16 +143,16 @@ def test_one_that_has_an_end_gives_up_when_the_state_stays_unwritable(
     assert "delivery.give_up_after_seconds" in result.stderr
     assert str(shipper.state) in result.stderr
     assert result.counts()[0] == sum(result.counts()[1:])
-    assert told(result, "delivery_paused")[0]["reason"] == "state_unwritable"
+    assert log_lines(result, "delivery_paused")[0]["reason"] == "state_unwritable"
     again = shipper.run(*arguments)
     assert (again.returncode, again.counts()) == (0, (290, 290, 0, 0, 0))
     assert set(fake.event_ids()) == set(sample.ids[:300])
 
 
-def test_a_start_without_any_room_is_told_and_the_next_one_has_lost_nothing(
+def test_a_start_on_a_full_disk_fails_and_the_next_start_loses_nothing(
     shipper: Shipper, service: Service, sample: Sample, disk: SmallDisk
 ):
-    """With a state that is new, and with one that was used."""
+    """With a new state and a used one."""
     for start in (0, 300):
         file = shipper.folder / f"{start}.ndjson"
         file.write_bytes(b"".join(sample.lines[start : start + 300]))
@@ -167,10 +167,10 @@ def test_a_start_without_any_room_is_told_and_the_next_one_has_lost_nothing(
     service.assert_holds_exactly(sample.ids[:600])
 
 
-def test_an_input_larger_than_the_disk_of_the_spool_gets_through(
+def test_an_input_larger_than_the_spool_s_disk_is_delivered(
     shipper: Shipper, fake: FakeService, sample: Sample, disk: SmallDisk
 ):
-    """The spool must not take the last bytes that the commit needs by which it would shrink."""
+    """The spool must leave the space that the commit needs to shrink it."""
     shipper.target = fake.target
     fake.default = HANG
     ids = sample.ids[:12_000]
@@ -181,7 +181,7 @@ def test_an_input_larger_than_the_disk_of_the_spool_gets_through(
         settings = {**QUICK, "spool.segment_bytes": 500_000, "delivery.give_up_after_seconds": 5}
         running = shipper.start("pipe", "--summary", "json", stdin=stdin, settings=settings)
         running.wait_for("disk_full")
-        assert 0 < os.lseek(stdin.fileno(), 0, os.SEEK_CUR) < file.stat().st_size, "all of it had room"
+        assert 0 < os.lseek(stdin.fileno(), 0, os.SEEK_CUR) < file.stat().st_size, "everything fitted on the disk"
         fake.default = OK
         fake.release()
         result = running.finish(limit_s=40)
@@ -192,7 +192,7 @@ def test_an_input_larger_than_the_disk_of_the_spool_gets_through(
 
 @pytest.mark.parametrize("size_bytes", [6 << 20, 9 << 20])
 def test_a_small_disk_is_enough_for_a_pipe(shipper: Shipper, service: Service, sample: Sample, size_bytes: int):
-    """What is left to the state has to fit the disk, and the spool what is left then."""
+    """The space reserved for the state must fit on the disk, and the spool in the rest."""
     with small_disk(shipper.state, size_bytes):
         running = shipper.start(
             "pipe",
@@ -212,7 +212,7 @@ def test_a_small_disk_is_enough_for_a_pipe(shipper: Shipper, service: Service, s
     assert service.times_received() == dict.fromkeys(sample.ids[:40_000], 1)
 
 
-def test_a_disk_that_is_too_small_for_a_pipe_is_told_with_sizes(shipper: Shipper, sample: Sample):
+def test_a_disk_too_small_for_a_pipe_is_reported_with_sizes(shipper: Shipper, sample: Sample):
     file = shipper.folder / "events.ndjson"
     file.write_bytes(sample.lines[0])
     with small_disk(shipper.state, 2 << 20), file.open("rb") as stdin:
@@ -221,10 +221,10 @@ def test_a_disk_that_is_too_small_for_a_pipe_is_told_with_sizes(shipper: Shipper
         assert str(shipper.state) in result.stderr
         assert "2,097,152" in result.stderr
         assert "5,242,880" in result.stderr
-        assert os.lseek(stdin.fileno(), 0, os.SEEK_CUR) == 0, "it was read all the same"
+        assert os.lseek(stdin.fileno(), 0, os.SEEK_CUR) == 0, "the input was read"
 
 
-def test_a_pipe_that_finds_no_room_for_its_spool_gives_up(
+def test_a_pipe_without_room_for_its_spool_gives_up(
     shipper: Shipper, service: Service, sample: Sample, disk: SmallDisk
 ):
     ids = sample.ids[:3000]
@@ -238,13 +238,13 @@ def test_a_pipe_that_finds_no_room_for_its_spool_gives_up(
         assert "disk_full" in result.stderr
         assert str(shipper.state) in result.stderr
         disk.free()
-        # What was not read is still there, as it comes from a file.
+        # Unread input is still available because it is a file.
         again = shipper.run("pipe", "--summary", "json", stdin=stdin)
     assert (again.returncode, again.counts()[0] + result.counts()[1]) == (0, len(ids))
     service.assert_holds_exactly(ids)
 
 
-def test_a_pipe_whose_spool_has_no_room_reads_on_when_there_is_some(
+def test_a_pipe_resumes_reading_when_its_spool_has_room_again(
     shipper: Shipper, fake: FakeService, sample: Sample, disk: SmallDisk
 ):
     shipper.target = fake.target
@@ -259,7 +259,7 @@ def test_a_pipe_whose_spool_has_no_room_reads_on_when_there_is_some(
     running.wait_for("disk_full")
     assert disk.free_bytes == 0
     assert not running.has_ended
-    assert producer.is_alive(), "all of it had room"
+    assert producer.is_alive(), "everything fitted on the disk"
     disk.free()
     fake.default = OK
     fake.release()

@@ -1,4 +1,4 @@
-"""The status page in a browser: what a person reads there, on any screen, whatever the process says or does."""
+"""The status page in a browser, on any screen and for any data from the process."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from shipper.model.group import GroupState, PartitionState
-from shipper.status.live import Live, Pause
+from shipper.status.live import Pause
+from shipper.status.overview import NewestLetter, SpoolState
 from tests.e2e.browser import Browser, Page
 from tests.status_page_server import (
-    BEHIND,
     FORBIDDEN,
     HEALTHY,
     LETTERS,
     NOW,
-    OPEN_LINE,
     SCENES,
-    STATE,
+    STREAMS,
     StatusServer,
     document,
     history,
@@ -32,27 +31,27 @@ from tests.status_page_server import (
 
 @pytest.fixture
 def serve(browser: Browser) -> Iterator[Callable[..., StatusServer]]:
-    """Start servers that end with the test."""
+    """Return a function that starts servers, which end with the test."""
     with ExitStack() as stack:
         yield lambda *arguments: stack.enter_context(StatusServer(*arguments))
 
 
 @pytest.fixture(scope="module")
 def show(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Look at the page over a document, or over a scene that is named; it is only for reading, as it stays open."""
+    """Return a function that shows a document or a named scene; the page is shared, so only read it."""
     with StatusServer({}) as server:
 
-        def show(scene: str | dict[str, Any], moments: Sequence[list[Any]] = (), **how: Any) -> Page:
-            server.document, server.history = SCENES[scene] if isinstance(scene, str) else (scene, list(moments))
+        def show(scene: str | dict[str, Any], samples: Sequence[list[Any]] = (), **how: Any) -> Page:
+            server.document, server.history = SCENES[scene] if isinstance(scene, str) else (scene, list(samples))
             server.asked.clear()
-            return browser.look(server.url, **how)
+            return browser.show(server.url, **how)
 
         yield show
 
 
 @pytest.fixture
 def visit(browser: Browser, serve: Callable[..., StatusServer]) -> Callable[[str], Page]:
-    """Open the page over a scene anew, to do something with it."""
+    """Return a function that opens a new page with a scene, for interaction."""
     return lambda scene: browser.open(serve(*SCENES[scene]).url)
 
 
@@ -60,7 +59,7 @@ Show = Callable[..., Page]
 
 
 def tiles(page: Page) -> dict[str, str]:
-    """Read the key figures and the expiries: what stands under each title."""
+    """Return the key figures and expiries by title."""
     titles = [each.removesuffix("!").strip() for each in page.texts(".tile h3")]
     rows = zip(titles, page.texts(".tile .value"), page.texts(".tile .note"), strict=True)
     return {title: f"{value} | {note}" for title, value, note in rows}
@@ -69,11 +68,11 @@ def tiles(page: Page) -> dict[str, str]:
 # The headline
 
 
-def test_healthy_shipper_reads_as_one(show: Show):
+def test_a_healthy_shipper_is_shown_as_healthy(show: Show):
     page = show("healthy")
-    assert page.text("h1") == "Everything that was written until 16:13:20 is delivered"
+    assert page.text("h1") == "Everything written until 16:13:20 is delivered"
     assert page.state == "good"
-    title = "\N{CHECK MARK} Everything that was written is delivered \N{EN DASH} shipper malta"
+    title = "\N{CHECK MARK} Everything written is delivered \N{EN DASH} shipper malta"
     assert page.run("document.title") == title
     assert page.text(".kind") == (
         "shipper run to https://intake.example.com/acquisition, state in /var/lib/shipper/malta"
@@ -90,122 +89,43 @@ def test_healthy_shipper_reads_as_one(show: Show):
 @pytest.mark.parametrize(
     ("directory", "name"), [("", "shipper"), ("/var/lib/shipper", "shipper"), ("/srv/edge/", "shipper edge")]
 )
-def test_tab_is_named_for_the_state_directory(directory: str, name: str, show: Show):
+def test_the_tab_is_named_after_the_state_directory(directory: str, name: str, show: Show):
     page = show(document(replace(HEALTHY, state_directory=directory)))
     assert page.run("document.title").endswith(f"is delivered \N{EN DASH} {name}")
     assert page.text(".kind").endswith(f", state in {directory}" if directory else "/acquisition")
 
 
-@pytest.mark.parametrize(
-    ("live", "state", "headline"),
-    [
-        (BEHIND, "busy", "Delivering, 96.5 MB behind, about 4 min to go"),
-        (replace(BEHIND, settled_bytes_per_second=0.0), "busy", "Delivering, 96.5 MB behind"),
-        (
-            replace(BEHIND, settled_bytes_per_second=0.0, oldest_unsettled_seconds=200.0),
-            "warn",
-            "No progress for 3 min",
-        ),
-        (
-            replace(BEHIND, lag_bytes=500_000, oldest_unsettled_seconds=0.9),
-            "good",
-            "Up to date, delivering 1,204/s",
-        ),
-        (
-            replace(BEHIND, lag_bytes=110_000_000, total_bytes=200_000_000, settled_bytes=90_000_000),
-            "busy",
-            "Delivering, 45 % of 200 MB, about 4 min to go",
-        ),
-        (replace(BEHIND, phase="draining"), "busy", "Draining, 8,000 records to settle"),
-        (replace(HEALTHY, phase="starting"), "busy", "Starting"),
-        (replace(HEALTHY, phase="stopped", outcome="finished"), "good", "Stopped: finished"),
-        (replace(HEALTHY, phase="stopped", outcome="drained"), "off", "Stopped: drained"),
-        (
-            replace(BEHIND, phase="stopped", outcome="gave_up", dead_lettered=1),
-            "bad",
-            "Stopped: gave up, with 1 dead letter",
-        ),
-        (
-            replace(HEALTHY, phase="stopped", outcome="finished", dead_lettered=2),
-            "warn",
-            "Stopped: finished, with 2 dead letters",
-        ),
-        (
-            replace(HEALTHY, unreachable_bytes=1_200_000),
-            "warn",
-            "Everything that was written until 16:13:20 is delivered, but for 1.2 MB that were gone before they were "
-            "read",
-        ),
-        (
-            OPEN_LINE,
-            "good",
-            "Everything up to the last whole line is delivered; 10 B are a line that has no end yet",
-        ),
-        (replace(OPEN_LINE, started_at=NOW - 9), "busy", "Delivering, 10 B behind"),
-        (replace(OPEN_LINE, pending=1, oldest_unsettled_seconds=1.0), "busy", "Delivering, 10 B behind"),
-        (replace(OPEN_LINE, settled_bytes_per_second=0.9), "busy", "Delivering, 10 B behind, about 11 s to go"),
-        (replace(OPEN_LINE, phase="draining"), "busy", "Draining, 0 records to settle"),
-        (replace(OPEN_LINE, unreachable_bytes=5), "busy", "Delivering, 10 B behind"),
-    ],
-)
-def test_headline_says_what_is_going_on(live: Live, state: str, headline: str, show: Show):
-    page = show(document(live, dead_letters={"ip": live.dead_lettered}))
-    assert (page.state, page.text("h1")) == (state, headline)
+def test_figures_follow_the_title(show: Show):
+    page = show("behind")
+    assert (page.state, page.text("h1")) == ("busy", "Delivering, 96.5 MB behind, about 4 min to go")
 
 
-@pytest.mark.parametrize(
-    ("live", "headline"),
-    [
-        (HEALTHY, "Everything that was written until 16:13:20 is delivered, but for 1,561 dead letters"),
-        (
-            OPEN_LINE,
-            "Everything up to the last whole line is delivered, but for 1,561 dead letters; 10 B are a line that has "
-            "no end yet",
-        ),
-        (
-            replace(BEHIND, lag_bytes=500_000, oldest_unsettled_seconds=0.9),
-            "Up to date, delivering 1,204/s, but for 1,561 dead letters",
-        ),
-    ],
-)
-def test_nothing_is_green_while_dead_letters_are_kept(live: Live, headline: str, show: Show):
-    page = show(document(live, **LETTERS))
-    assert (page.state, page.text("h1")) == ("warn", headline)
+def test_nothing_is_green_while_dead_letters_are_kept(show: Show):
+    page = show(document(HEALTHY, **LETTERS))
+    assert page.state == "warn"
+    assert page.text("h1") == "Everything written until 16:13:20 is delivered, except 1,561 dead letters"
     assert page.run("document.title").startswith("! ")
 
 
-def test_an_input_that_is_not_there_or_cannot_be_read_is_the_headline(show: Show):
+def test_a_missing_or_unreadable_input_is_the_headline(show: Show):
     page = show("no-match")
     words = "No file matches /var/log/app/acquisitions*.ndjson: there is no folder /var/log/app"
-    assert (page.state, page.text("h1"), page.text("#sub")) == ("warn", words, "Nothing was read yet.")
-    assert page.run("document.title").startswith("! ")
+    assert (page.state, page.text("h1"), page.text("#sub")) == ("warn", words, "Nothing has been read yet.")
     page = show("unreadable")
-    assert page.state == "warn"
     assert page.text("h1") == "/var/log/app/app.ndjson cannot be read: permission denied"
-    assert page.text("#sub") == (
-        "It belongs to user 0, group 4 (mode 0640), and this is user 998, group 998. 2 more files cannot be read. "
-        "0 records and 48 kB wait."
-    )
     assert tiles(page)["Lag"] == "48 kB | of files that cannot be read"
     assert page.troubles == []
 
 
-def test_where_none_of_the_records_was_accepted_nothing_is_called_delivered(show: Show):
-    page = show("none-accepted")
-    words = "None of the records that were read was accepted: 1,561 dead letters"
-    assert (page.state, page.text("h1")) == ("warn", words)
-    assert "is delivered" not in page.text(".headline")
-
-
-def test_line_without_an_end_has_no_time_to_go(show: Show):
+def test_an_incomplete_line_has_no_remaining_time(show: Show):
     page = show("open-line")
     found = tiles(page)
-    assert found["Lag"] == "10 B | a line that has no end yet"
-    assert found["Time to go"] == "none | until the line has its end"
+    assert found["Lag"] == "10 B | an incomplete line"
+    assert found["Time to go"] == "none | until the line is complete"
     assert page.text("#sub") == ""
 
 
-def test_only_the_part_of_the_headline_that_keeps_is_read_aloud(show: Show):
+def test_screen_readers_announce_only_the_stable_part_of_the_headline(show: Show):
     page = show("behind")
     assert page.texts("[aria-live]") == ["Delivering"]
     assert page.texts("[aria-live] [aria-hidden]") == []
@@ -216,27 +136,27 @@ def test_only_the_part_of_the_headline_that_keeps_is_read_aloud(show: Show):
 # Pauses
 
 
-def test_pause_tells_why_what_to_do_and_when_it_is_tried_again(show: Show):
+def test_a_pause_shows_its_reason_the_remedy_and_the_next_attempt(show: Show):
     page = show("paused")
     assert (page.state, page.text("h1")) == ("paused", "Paused: forbidden")
     assert page.texts(".pause") == [
         f"The service denied access (HTTP 403) What to do: {FORBIDDEN.advice} Since 16:10:00 (3 min) Next probe in 12 s"
     ]
-    assert page.text().casefold().count("forbidden") == 1, "it is told once"
-    assert page.text().count("subscription key are allowed to do") == 1
+    assert page.text().casefold().count("forbidden") == 1, "it is shown once"
+    assert page.text().count("permissions of the token and the subscription key") == 1
     assert page.run("document.querySelector('.headline').contains(document.querySelector('.pause'))")
-    assert tiles(page)["Time to go"] == "\N{EN DASH} | while it is paused"
+    assert tiles(page)["Time to go"] == "\N{EN DASH} | while paused"
     assert page.troubles == []
 
 
-def test_two_pauses_are_both_told(show: Show):
+def test_two_pauses_are_both_shown(show: Show):
     page = show("two-pauses")
     assert page.text("h1") == "Paused for 2 reasons"
     assert page.texts(".pause h2") == ["Forbidden", "Dead letters full"]
 
 
 @pytest.mark.parametrize(("next_probe_at", "told"), [(NOW - 5, "Next probe any moment now"), (None, "(3 min)")])
-def test_probe_that_is_due_or_not_known_has_no_countdown(next_probe_at: float | None, told: str, show: Show):
+def test_a_due_or_unknown_probe_has_no_countdown(next_probe_at: float | None, told: str, show: Show):
     pause = replace(FORBIDDEN, next_probe_at=next_probe_at)
     assert show(document(replace(HEALTHY, pauses=[pause]))).text(".pause").endswith(told)
 
@@ -244,16 +164,16 @@ def test_probe_that_is_due_or_not_known_has_no_countdown(next_probe_at: float | 
 # Figures
 
 
-def test_key_figures_have_units_and_thousands_apart(show: Show):
+def test_key_figures_have_units_and_thousands_separators(show: Show):
     page = show("behind")
     assert tiles(page) == {
         "Accepted": "12,340,000 | 1,204/s",
-        "Pending": "8,000 | read, not settled yet",
+        "Pending": "8,000 | read but not settled",
         "Dead letters": "0 | 0 by this process; 0 B kept",
-        "Duplicates": "5,678 | known already, not sent again",
-        "Lag": "96.5 MB | oldest record waits 12 s",
+        "Duplicates": "5,678 | accepted before, not sent again",
+        "Lag": "96.5 MB | oldest record waits for 12 s",
         "Time to go": "about 4 min | at 402 kB/s",
-        "In flight": "3 of 16 | requests, and how many may be",
+        "In flight": "3 of 16 | requests, of the current limit",
         "Latency": "12.4 ms p50 | p95 47.1 ms",
         "Access token": "in 42 min | expires 16:55:20",
         "Service certificate": "in 83 d | expires 13 December, 15:13",
@@ -267,7 +187,7 @@ def test_key_figures_have_units_and_thousands_apart(show: Show):
     assert "+ 432 dead-lettered (12 purged) + " in page.text("#balance")
 
 
-def test_dead_letters_that_are_kept_are_the_figure_that_leads_to_them(show: Show):
+def test_the_figure_of_dead_letters_links_to_them(show: Show):
     page = show(document(replace(HEALTHY, dead_lettered=2, read=HEALTHY.read + 2), **LETTERS))
     assert tiles(page)["Dead letters"] == "1,561 | 2 by this process; 612 kB kept"
     assert page.text(".flagged h3") == "Dead letters !"
@@ -276,34 +196,33 @@ def test_dead_letters_that_are_kept_are_the_figure_that_leads_to_them(show: Show
 
 
 @pytest.mark.parametrize(("kept", "left"), [(900, 0), (0, 900), (900, 900)])
-def test_spool_is_a_key_figure_where_there_is_one(kept: int, left: int, show: Show):
-    spool = {"segments": 1, "bytes": kept, "lag_bytes": left}
-    page = show(document(replace(HEALTHY, spool_bytes=kept), spool=spool))
+def test_the_spool_is_a_key_figure_if_there_is_one(kept: int, left: int, show: Show):
+    page = show(document(replace(HEALTHY, spool_bytes=kept), spool=SpoolState(1, kept, left)))
     assert tiles(page)["Spool"] == f"{kept} B | of standard input, {left} B to go"
 
 
-def test_address_without_tls_has_no_certificate_to_expire(show: Show):
-    assert tiles(show("settings"))["Service certificate"] == "no TLS | the service is reached over plain HTTP"
+def test_an_address_without_tls_has_no_certificate_expiry(show: Show):
+    assert tiles(show("settings"))["Service certificate"] == "no TLS | the service uses plain HTTP"
 
 
-def test_settings_that_are_not_in_effect_are_told(show: Show):
+def test_settings_not_in_effect_are_shown(show: Show):
     page = show("settings")
     assert page.text("#notice") == (
-        "The settings could not be read again, and stay as they were: /etc/shipper/shipper.toml: log.level: expected "
+        "The settings could not be reloaded, and are unchanged: /etc/shipper/shipper.toml: log.level: expected "
         "debug, info, warning or error. "
-        "Settings that changed, and take effect at the next start: intake.base_url, delivery.max_concurrency."
+        "Changed settings that take effect at the next start: intake.base_url, delivery.max_concurrency."
     )
-    for fields, words in (({"reload_error": "no"}, "as they were: no."), ({"restart_needed": ["a.b"]}, "start: a.b.")):
+    for fields, words in (({"reload_error": "no"}, "are unchanged: no."), ({"restart_needed": ["a.b"]}, "start: a.b.")):
         assert show(document(replace(HEALTHY, **fields))).text("#notice").endswith(words)
 
 
-def test_figures_that_do_not_add_up_are_told(show: Show):
+def test_inconsistent_figures_are_flagged(show: Show):
     page = show(document(replace(HEALTHY, read=HEALTHY.read + 1)))
-    assert page.text("#balance h3") == "This does not add up: that is a defect"
+    assert page.text("#balance h3") == "The counts do not add up: please report this bug"
     assert "\N{NOT EQUAL TO}" in page.text("#balance")
 
 
-def test_what_is_lost_expired_or_soon_to_expire_is_flagged_in_words(show: Show):
+def test_losses_and_past_or_imminent_expiries_are_flagged_in_words(show: Show):
     page = show("worrying")
     found = tiles(page)
     assert found["Unreachable"] == "1.2 MB | gone before it was read"
@@ -311,17 +230,17 @@ def test_what_is_lost_expired_or_soon_to_expire_is_flagged_in_words(show: Show):
     assert found["Service certificate"] == "expired | 1 h ago, 15:13:20"
     assert len(page.texts(".flagged")) == 3
     assert page.text(".lost") == (
-        "Gone before they were read to their end /var/log/app/gone.log: 1.2 MB, noticed 16:11:50"
+        "Gone before they were completely read /var/log/app/gone.log: 1.2 MB, noticed 16:11:50"
     )
 
 
-def test_times_are_of_the_readers_zone_with_utc_at_hand(show: Show):
+def test_times_are_in_the_reader_s_time_zone_and_available_in_utc(show: Show):
     page = show("paused")
     assert page.run("document.querySelector('.pause time').title") == "2026-09-21 14:10:00 UTC"
-    assert page.text("#updated").endswith("Times are in Europe/Berlin; point at one to see it in UTC.")
+    assert page.text("#updated").endswith("Times are in Europe/Berlin; hover over a time to see it in UTC.")
 
 
-def test_footer_leads_to_what_machines_read(show: Show):
+def test_the_footer_links_to_the_machine_readable_endpoints(show: Show):
     page = show("healthy")
     links = page.run("[...document.querySelectorAll('footer a')].map((one) => one.getAttribute('href'))")
     assert links == ["metrics", "status", "healthz", "readyz"]
@@ -336,19 +255,17 @@ def test_inputs_are_a_table_with_their_progress(show: Show):
     assert page.texts("#streams tbody tr")[0] == "/srv/edge/malta/acquisition/clicks.csv 68 % 310 MB 96.5 MB 16:09:00"
     assert page.run("document.querySelector('#streams progress').position") == pytest.approx(0.6887, abs=0.001)
     assert "gzip" in page.texts("#streams tbody tr")[1]
-    assert page.text("#streams .sub") == "3 files, 1 behind by 96.5 MB in all; the one with most lag first."
+    assert page.text("#streams .sub") == "3 files, 1 behind by 96.5 MB in total; largest lag first."
 
 
-def test_an_input_names_its_newest_dead_letter_and_leads_to_it_or_to_all_of_them(show: Show):
-    newest = LETTERS["newest_dead_letters"][0]
-    letters = [
-        {"id": newest["id"], "rule": "country", "last_at": NOW - 40},
-        {"id": 7, "rule": "ip", "last_at": NOW - 9e4},
-    ]
+def test_an_input_shows_its_newest_dead_letter_and_links_to_it_or_to_all(show: Show):
+    newest = LETTERS["newest_dead_letters"][0].id
     streams = [
-        stream | {"newest_dead_letter": letter} for stream, letter in zip(STATE["streams"], letters, strict=False)
+        replace(STREAMS[0], newest_dead_letter=NewestLetter(newest, "country", NOW - 40)),
+        replace(STREAMS[1], newest_dead_letter=NewestLetter(7, "ip", NOW - 9e4)),
+        STREAMS[2],
     ]
-    page = show(document(**LETTERS, streams=[*streams, STATE["streams"][2]]), width=360)
+    page = show(document(**LETTERS, streams=streams), width=360)
     assert page.texts("#streams tbody th .note") == [
         "newest dead letter 16:12:40, country",
         "newest dead letter 20 September, 15:13, ip",
@@ -358,7 +275,7 @@ def test_an_input_names_its_newest_dead_letter_and_leads_to_it_or_to_all_of_them
     assert page.run("document.documentElement.scrollWidth") == 360
 
 
-def test_a_member_of_a_group_shows_its_partitions_in_place_of_files(show: Show):
+def test_a_member_of_a_group_shows_partitions_instead_of_files(show: Show):
     at = {"topic": "events", "offset": 1200, "end": 1500}
     group = GroupState(
         group="shipper",
@@ -368,7 +285,7 @@ def test_a_member_of_a_group_shows_its_partitions_in_place_of_files(show: Show):
             PartitionState(**at, partition=7, state="stopped", message="events/7: records are gone"),
         ],
         handed_over=1840,
-        last_rebalance="gave 2",
+        last_rebalance="2 partitions revoked",
         last_rebalance_at=NOW - 300,
     )
     page = show(document(replace(HEALTHY, group=group)))
@@ -376,20 +293,21 @@ def test_a_member_of_a_group_shows_its_partitions_in_place_of_files(show: Show):
     assert page.texts("#streams tbody tr")[0] == "events/3reading 1,200 1,500 300 16:12:20"
     assert page.texts("#streams .more") == ["events/7: records are gone"]
     assert page.text("#streams .sub").startswith(
-        "Member of the group shipper (classic): 2 partitions, 300 records behind. Last rebalance 16:08:20: gave 2."
+        "Member of the group shipper (classic): 2 partitions, 300 records behind. "
+        "Last rebalance 16:08:20: 2 partitions revoked."
     )
     assert tiles(page)["Lag"].startswith("300 |")
-    assert page.text("#dead-letters") == "They are in a topic of the group."
+    assert page.text("#dead-letters") == "They are stored in a topic of the group."
 
 
-def test_inputs_beyond_those_that_are_sent_are_counted(show: Show):
-    many = [STATE["streams"][0] | {"stream_id": index, "path": f"/logs/{index}"} for index in range(20)]
-    page = show(document(streams=many, stream_count=10_000))
+def test_inputs_missing_from_the_document_are_counted(show: Show):
+    many = [replace(STREAMS[0], stream_id=index, path=f"/logs/{index}") for index in range(1_020)]
+    page = show(document(streams=many))
     assert len(page.texts("#streams tbody tr")) == 20
-    assert page.text("#streams .more") == "\N{HORIZONTAL ELLIPSIS} and 9,980 more"
+    assert page.text("#streams .more") == "\N{HORIZONTAL ELLIPSIS} and 1,000 more"
 
 
-def test_dead_letters_are_told_by_rule_and_by_example(show: Show):
+def test_dead_letters_are_shown_by_rule_with_examples(show: Show):
     page = show("dead-letters")
     assert page.texts("#dead-letters .bars li") == ["country 1,204", "btag 310", "timestamp 44", "json 3"]
     assert page.run("[...document.querySelectorAll('.bars progress')].map((one) => one.value / one.max)")[:2] == [
@@ -407,7 +325,7 @@ def test_dead_letters_are_told_by_rule_and_by_example(show: Show):
 @pytest.mark.parametrize(
     "directory", ["", "/var/lib/shipper", "/srv/a b", "/srv/it's $HOME `x`; \\n", '/srv/"#', "/srv/caf\u00e9", "~/x"]
 )
-def test_command_beside_a_dead_letter_is_one_that_works_in_a_shell(directory: str, show: Show):
+def test_the_command_next_to_a_dead_letter_works_in_a_shell(directory: str, show: Show):
     page = show(document(replace(HEALTHY, state_directory=directory), **LETTERS))
     command = page.run("document.querySelector('#dead-letters code').textContent")
     words = ["shipper", "dead-letters", "show", "1561"]
@@ -417,7 +335,7 @@ def test_command_beside_a_dead_letter_is_one_that_works_in_a_shell(directory: st
     assert asked.stdout.decode().split("\0")[:-1] == expected
 
 
-def test_rules_beyond_the_most_frequent_are_added_up(show: Show):
+def test_all_but_the_most_frequent_rules_are_summed(show: Show):
     page = show(document(dead_letters={f"rule_{index}": 100 - index for index in range(15)}))
     bars = page.texts("#dead-letters .bars li")
     assert len(bars) == 13
@@ -431,7 +349,7 @@ def test_charts_have_gaps_pauses_scales_and_names(show: Show):
     page = show("healthy")
     assert page.texts(".chart h3") == ["Throughput", "Latency", "Requests in flight", "Lag"]
     runs = page.run("[...document.querySelectorAll('.line')].map((one) => one.getAttribute('d').split('M').length - 1)")
-    assert runs == [2, 3, 3, 2, 2]  # no samples once; no latency while it paused
+    assert runs == [2, 3, 3, 2, 2]  # one gap without samples; no latency during the pause
     assert len(page.run("[...document.querySelectorAll('rect.paused')].map(String)")) == 4
     scale = page.run("[...document.querySelectorAll('.chart')].map((one) => one.querySelectorAll('.left').length)")
     assert all(3 <= labels <= 5 for labels in scale)
@@ -440,7 +358,7 @@ def test_charts_have_gaps_pauses_scales_and_names(show: Show):
     assert page.run("[...document.querySelectorAll('.chart svg')].every((one) => one.getAttribute('role') === 'img')")
 
 
-def test_lone_samples_are_dots(show: Show):
+def test_isolated_samples_are_dots(show: Show):
     page = show("settings")
     dots = page.run("[...document.querySelectorAll('circle.dot')].map((one) => one.getBoundingClientRect().width)")
     assert dots == pytest.approx([6] * 5, abs=0.1), "one in each line"
@@ -461,7 +379,7 @@ def test_the_axis_grows_with_the_age_of_a_young_shipper(show: Show):
         assert f"over the last {minutes} minutes" in page.run("CHARTS[0].svg.getAttribute('aria-label')")
 
 
-def test_pointing_at_a_chart_reads_one_moment_in_all(visit: Callable[[str], Page]):
+def test_pointing_at_a_chart_shows_the_same_moment_in_all_charts(visit: Callable[[str], Page]):
     page = visit("healthy")
     assert page.texts(".readout")[0].startswith("now ")
     page.run("scrollTo(0, 600)")
@@ -478,59 +396,59 @@ def test_pointing_at_a_chart_reads_one_moment_in_all(visit: Callable[[str], Page
     page.until("document.querySelector('.readout').innerText.startsWith('now')")
 
 
-def test_charts_are_read_with_the_keyboard(visit: Callable[[str], Page]):
+def test_charts_can_be_read_with_the_keyboard(visit: Callable[[str], Page]):
     page = visit("healthy")
     page.run("CHARTS[0].svg.focus()")
     page.press("Home", "ArrowRight", "ArrowRight", "ArrowLeft")
-    assert page.run("pointedAt") == page.run("moments[1][0]")
+    assert page.run("pointedAt") == page.run("samples[1][0]")
     page.ask_again()
     assert page.run("document.activeElement === CHARTS[0].svg")
-    assert page.texts(".readout .when") == [page.run("clock(moments[1][0])")] * 4
+    assert page.texts(".readout .when") == [page.run("clock(samples[1][0])")] * 4
     page.press("Escape")
     assert page.texts(".readout .when") == ["now"] * 4
 
 
-def test_history_is_asked_for_from_the_last_point_on_and_kept_for_half_an_hour(browser: Browser, serve: Any):
+def test_history_is_requested_from_the_last_point_on_and_kept_for_half_an_hour(browser: Browser, serve: Any):
     server = serve(document(), history())
     page = browser.open(server.url)
     points = len(history())
-    assert page.run("moments.length") == points
+    assert page.run("samples.length") == points
     server.history = history(32, until=NOW + 120)
     server.document = document(replace(HEALTHY, at=NOW + 120))
     page.ask_again()
     assert [each for each in server.asked if "history" in each][:2] == ["/history?since=0", f"/history?since={NOW:.0f}"]
-    assert page.run("moments.length") < points + 60
-    assert page.run("moments[0][0]") >= NOW + 120 - 1800
+    assert page.run("samples.length") < points + 60
+    assert page.run("samples[0][0]") >= NOW + 120 - 1800
 
 
-def test_history_begins_anew_when_the_clock_was_put_back(browser: Browser, serve: Any):
+def test_the_history_restarts_when_the_clock_was_set_back(browser: Browser, serve: Any):
     server = serve(document(), history())
     page = browser.open(server.url)
     server.document, server.history = document(replace(HEALTHY, at=NOW - 86_400)), []
     page.ask_again()
-    assert page.run("moments.length") == 0
+    assert page.run("samples.length") == 0
 
 
-# A process that is away
+# A silent process
 
 
-def test_silence_is_told_and_ends_by_itself(browser: Browser, serve: Any):
+def test_silence_is_shown_until_the_process_answers_again(browser: Browser, serve: Any):
     server = serve(*SCENES["paused"])
     page = browser.open(server.url)
     server.is_away = True
     page.until("document.documentElement.dataset.state === 'away'")
-    since = page.run("clock(heard.answeredAt)")
+    since = page.run("clock(latest.answeredAt)")
     assert page.text("h1") == f"No answer since {since}"
-    assert page.text("#sub") == "What it said last: Paused: forbidden."
-    assert page.texts(".pause") == [], "a probe that was promised is long over"
+    assert page.text("#sub") == "Last report: Paused: forbidden."
+    assert page.texts(".pause") == [], "an announced probe is long overdue"
     assert page.run("document.documentElement.classList.contains('stale')")
-    assert tiles(page)["Pending"] == "8,000 | read, not settled yet"
+    assert tiles(page)["Pending"] == "8,000 | read but not settled"
     server.document, server.is_away = document(), False
     page.until("document.documentElement.dataset.state === 'good'")
     assert not page.run("document.documentElement.classList.contains('stale')")
 
 
-def test_silence_from_the_beginning_is_told(browser: Browser, serve: Any):
+def test_silence_from_the_beginning_is_shown(browser: Browser, serve: Any):
     server = serve(document())
     server.is_away = True
     page = browser.open(server.url)
@@ -541,67 +459,69 @@ def test_silence_from_the_beginning_is_told(browser: Browser, serve: Any):
     assert page.state == "good"
 
 
-def test_silence_after_the_end_is_no_news(browser: Browser, serve: Any):
+def test_silence_after_the_end_is_not_an_error(browser: Browser, serve: Any):
     server = serve(*SCENES["stopped"])
     page = browser.open(server.url)
     server.is_away = True
-    page.until("document.documentElement.classList.contains('stale')")
+    page.ask_again()
+    assert page.run("document.documentElement.classList.contains('stale')")
     assert (page.state, page.text("h1")) == ("off", "Stopped: drained")
-    assert page.text("#sub").endswith("The process is gone; these are its last figures.")
+    assert page.text("#sub").endswith("The process has ended; these are its last figures.")
 
 
-def test_error_that_is_answered_is_told(browser: Browser, serve: Any):
+def test_an_error_answer_is_shown(browser: Browser, serve: Any):
     server = serve(*SCENES["healthy"])
     page = browser.open(server.url)
     server.refusal = "the state is of a newer version <b>"
-    page.until("document.documentElement.dataset.state === 'warn'")
-    assert page.text("h1") == "It answers, but has no figures"
-    assert page.text("#sub") == f"It says: {server.refusal}"
+    page.ask_again()
+    assert page.state == "warn"
+    assert page.text("h1") == "The process answers, but has no figures"
+    assert page.text("#sub") == f"Its answer: {server.refusal}"
     assert page.run("document.documentElement.classList.contains('stale')")
 
 
-def test_figures_that_stand_still_are_no_sign_of_life(browser: Browser, serve: Any):
+def test_a_process_whose_figures_stand_still_is_shown_as_unresponsive(browser: Browser, serve: Any):
     server = serve(document())
     page = browser.open(server.url)
-    page.run("heard.newsAt -= 60, heard.at = undefined")
+    page.run("latest.changedAt -= 60, latest.at = undefined")
     page.ask_again()
     assert page.state == "good"
     server.is_stuck = True
     page.ask_again()
-    page.run("heard.newsAt -= 60")
+    page.run("latest.changedAt -= 60")
     page.ask_again()
-    assert (page.state, page.text("h1")) == ("warn", f"No sign of life since {page.run('clock(heard.newsAt)')}")
+    assert (page.state, page.text("h1")) == ("warn", f"No sign of life since {page.run('clock(latest.changedAt)')}")
 
 
-def test_nothing_is_asked_for_while_nobody_looks(visit: Callable[[str], Page]):
+def test_the_page_does_not_poll_while_hidden(visit: Callable[[str], Page]):
     page = visit("healthy")
     page.run("Object.defineProperty(document, 'hidden', { configurable: true, get: () => true })")
     page.run("poll()")
-    page.run("new Promise((done) => { const look = () => (isAsking ? setTimeout(look, 5) : done()); look() })")
+    page.run("new Promise((done) => { const look = () => (isPolling ? setTimeout(look, 5) : done()); look() })")
     page.run("shownBefore = Number(document.documentElement.dataset.shown), set = setTimeout, timers = 0")
     page.run("setTimeout = (...each) => { timers += each[0] === poll; return set(...each) }")
     page.run("poll()")
-    page.until("Number(document.documentElement.dataset.shown) > shownBefore && !isAsking")
+    page.until("Number(document.documentElement.dataset.shown) > shownBefore && !isPolling")
     assert page.run("timers") == 0
     page.run("Object.defineProperty(document, 'hidden', { get: () => false })")
     page.run("document.dispatchEvent(new Event('visibilitychange'))")
     page.until("timers === 1")
 
 
-def test_page_works_behind_a_path(browser: Browser, serve: Any):
+def test_the_page_works_below_a_path(browser: Browser, serve: Any):
     server = serve(document())
     assert browser.open(f"{server.url}some/proxy/").state == "good"
     assert "/some/proxy/status" in server.asked
 
 
-def test_what_is_selected_stays_selected(visit: Callable[[str], Page]):
+def test_a_text_selection_survives_updates(visit: Callable[[str], Page]):
     page = visit("dead-letters")
     page.run("getSelection().selectAllChildren(document.querySelector('#dead-letters code'))")
     page.ask_again()
     assert page.run("String(getSelection())").startswith("shipper dead-letters show 1561")
 
 
-# Data that is not what it should be
+# Invalid data
 
 LONG = "/srv/" + "x" * 4080 + "/end.ndjson"
 HOSTILE = (
@@ -614,16 +534,17 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=["script", "image", "reversed", "control", "long"])
-def test_text_from_outside_is_text(text: str, show: Show):
+def test_text_from_outside_is_not_interpreted_as_markup(text: str, show: Show):
     pause = Pause(text, text, text, NOW, NOW)
-    stream = STATE["streams"][0] | {"path": text, "compression": text}
+    state = document()["state"]
+    stream = state["streams"][0] | {"path": text, "compression": text}
     where = {"destination": text, "state_directory": text, "reload_error": text, "restart_needed": [text]}
     letter = {"id": text, "rule": text, "path": text, "offset": text, "event_id": text, "status": text}
     page = show(
         {
             "live": to_builtins(replace(HEALTHY, version=text, command=text, outcome=text, pauses=[pause, pause]))
             | where,
-            "state": STATE
+            "state": state
             | {
                 "streams": [stream],
                 "dead_letters": {text: 1},
@@ -645,14 +566,14 @@ def test_text_from_outside_is_text(text: str, show: Show):
     assert page.troubles == []
 
 
-def test_what_cannot_be_seen_is_written_as_its_code(show: Show):
+def test_invisible_characters_are_shown_as_codes(show: Show):
     page = show("healthy")
     assert page.run("visible('a\\u202eb\\x00c\\u{e0001}d\\ud800e')") == "a\\u202eb\\u0000c\\u{e0001}d\\ud800e"
     assert page.run("visible('caf\\u00e9 \\u0645\\u06cc\\u200c\\u062e')") == "caf\u00e9 \u0645\u06cc\u200c\u062e"
 
 
-def test_long_path_is_shortened_in_the_middle(show: Show):
-    page = show(document(streams=[STATE["streams"][0] | {"path": LONG}]))
+def test_a_long_path_is_shortened_in_the_middle(show: Show):
+    page = show(document(streams=[replace(STREAMS[0], path=LONG)]))
     text = page.text("#streams tbody th")
     assert len(text) < 110
     assert text.startswith("/srv/xxx")
@@ -673,7 +594,7 @@ def test_long_path_is_shortened_in_the_middle(show: Show):
         {"live": {"at": 1e300, "started_at": -1e300}, "state": {"dead_letters": {"json": None}, "lag_bytes": "1"}},
     ],
 )
-def test_document_with_gaps_is_shown_as_far_as_it_goes(answer: dict[str, Any], show: Show):
+def test_an_incomplete_document_is_shown_as_far_as_possible(answer: dict[str, Any], show: Show):
     page = show(answer, [[], [None], [NOW], [NOW + 1, None, "1", {}, -1, 1e300, 1]], width=360)
     assert page.state in {"warn", "paused"}
     assert "NaN" not in page.text()
@@ -681,29 +602,29 @@ def test_document_with_gaps_is_shown_as_far_as_it_goes(answer: dict[str, Any], s
     assert page.troubles == []
 
 
-def test_state_that_is_empty_is_told_in_words(show: Show):
+def test_an_empty_state_is_explained(show: Show):
     page = show("empty")
     assert page.text("h1") == "Starting"
     assert page.texts("text.empty") == ["no samples yet"] * 4
     assert page.text("#streams") == "No file has been read yet."
-    assert page.text("#dead-letters") == "None are kept."
-    assert tiles(page)["Service certificate"] == "no expiry | none, or not known yet"
+    assert page.text("#dead-letters") == "None."
+    assert tiles(page)["Service certificate"] == "no expiry | none or not known yet"
     assert page.troubles == []
 
 
 @pytest.mark.parametrize("scene", SCENES)
 @pytest.mark.parametrize("width", [360, 1000])
-def test_page_never_scrolls_sideways(scene: str, width: int, show: Show):
+def test_the_page_never_scrolls_sideways(scene: str, width: int, show: Show):
     page = show(scene, width=width, scheme="dark")
     assert page.run("document.documentElement.scrollWidth") <= width
     assert page.troubles == []
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_on_paper_all_is_there_on_white_within_the_sheet(scene: str, visit: Callable[[str], Page]):
+def test_the_printed_page_is_complete_white_and_within_the_sheet(scene: str, visit: Callable[[str], Page]):
     page = visit(scene)
     on_screen = page.text()
-    page.lay_out(width=718, media="print", scheme="dark")  # A4 upright, without its margins
+    page.lay_out(width=718, media="print", scheme="dark")  # A4 portrait without margins
     assert page.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.run("document.documentElement.scrollWidth") <= 718
     assert page.text("h1") in on_screen

@@ -1,4 +1,4 @@
-"""A stage that does not come to an end: probes say so, the log says where, and the next starts get past it."""
+"""A stuck stage: probes fail, the log names the position, and later starts skip it."""
 
 from __future__ import annotations
 
@@ -12,37 +12,48 @@ import pytest
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import QUICK, Running, Service, Shipper, changed
 from tests.e2e.fake_service import HANG, FakeService, Reply
-from tests.e2e.files import told
+from tests.e2e.files import append, log_lines, wait_for_events
 from tests.e2e.operated import Admin, Manager
-from tests.e2e.test_follow import append, wait_for_events
 from tests.tools import tool
 
 SOON = {**QUICK, "admin.stuck_seconds": 0.5}
-# Stands in for a fault of the codec that nobody knows of: it has no end as soon as it comes to a certain record.
+# Simulates an unknown bug in the codec: an endless loop at a certain record.
 SITE = """
 import ctypes, os, time
 if "STICKS" in os.environ:
     from shipper.codec.judge import Judge
     judged = Judge.validate
-    def validate(self, array, count, latest):
-        if b"sticky" in array:
+    def validate(self, lines, latest):
+        if any(b"sticky" in line for line in lines):
             open(os.environ["STICKS"], "w").close()
             if "STICKS_IN_C" in os.environ:
                 ctypes.PyDLL(None).sleep(10**6)  # holds the interpreter's lock, for days
             while True:
                 time.sleep(0.01)
-        return judged(self, array, count, latest)
+        return judged(self, lines, latest)
     Judge.validate = validate
 """
 
 
+# How long a stop waits for a hanging read; a process with LD_PRELOAD is a real start with the original constants.
+HASTE = "import shipper.sources.reader as reader; reader._LIMIT_S = 0.3"
+
+
+def site_of(folder: Path, code: str) -> dict[str, str]:
+    """Return a folder that makes Python processes execute this code at startup."""
+    site = folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": str(site)}
+
+
 class Hangs:
-    """Files that hang as if their disk did not answer: those with `.hung` in their path."""
+    """Makes reads of files with `.hung` in their path hang, as if the disk did not answer."""
 
     def __init__(self, library: Path, folder: Path) -> None:
         self._flag = folder / "hangs"
         self._flag.touch()
-        self.env = {"LD_PRELOAD": str(library), "HANGS": str(self._flag)}
+        self.env = {"LD_PRELOAD": str(library), "HANGS": str(self._flag), **site_of(folder, HASTE)}
 
     @property
     def are_waited_for(self) -> bool:
@@ -70,11 +81,8 @@ def hangs(library: Path, shipper: Shipper) -> Iterator[Hangs]:
 @pytest.fixture
 def sticks(shipper: Shipper) -> dict[str, str]:
     """The environment of a shipper that gets stuck at a record of the user `sticky`."""
-    site = shipper.folder / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(SITE)
-    # A rule in Python is what it gets stuck in; the native scanner has its own.
-    return {"PYTHONPATH": str(site), "STICKS": str(shipper.folder / "stuck"), "SHIPPER_NATIVE": "0"}
+    # It gets stuck in a rule in Python; the native scanner has its own rules.
+    return {**site_of(shipper.folder, SITE), "STICKS": str(shipper.folder / "stuck"), "SHIPPER_NATIVE": "0"}
 
 
 @pytest.fixture
@@ -91,12 +99,12 @@ Run = Callable[..., Running]
 
 
 def lines_with(sample: Sample, index: int) -> list[bytes]:
-    """The first records, with the one that sticks."""
+    """Return the first records, including the one that gets it stuck."""
     return [*sample.lines[:index], changed(sample.lines[index], Username="sticky"), *sample.lines[index + 1 : 40]]
 
 
 def wait_until_stuck(running: Running) -> None:
-    running.wait_until(lambda: told(running, "stuck"), "it is stuck")
+    running.wait_until(lambda: log_lines(running, "stuck"), "it is stuck")
 
 
 def wait_for_liveness(running: Running, admin: Admin, status: int) -> str:
@@ -104,7 +112,7 @@ def wait_for_liveness(running: Running, admin: Admin, status: int) -> str:
     return admin.get("/healthz").text
 
 
-def test_a_read_that_hangs_fails_the_liveness_with_file_and_offset_until_it_goes_on(
+def test_a_hanging_read_fails_the_liveness_probe_with_file_and_offset_until_it_ends(
     run: Run, folder: Path, hangs: Hangs, service: Service, sample: Sample
 ):
     file = folder / "a.hung.ndjson"
@@ -117,35 +125,21 @@ def test_a_read_that_hangs_fails_the_liveness_with_file_and_offset_until_it_goes
     hangs._flag.touch()
     append(file, sample.lines[10:20])
     running.wait_until(lambda: hangs.are_waited_for, "a read")
-    words = f"reading {file} from byte {len(b''.join(sample.lines[:10]))} on"
+    words = f"reading {file} from byte {len(b''.join(sample.lines[:10]))}"
     assert words in wait_for_liveness(running, admin, 503)
     headline = admin.status()["headline"]
     assert (headline["state"], headline["title"]) == ("bad", "Stuck")
     assert words[1:] in headline["sub"]
-    (line,) = told(running, "stuck")
+    (line,) = log_lines(running, "stuck")
     assert (line["stage"], line["path"], line["message"]) == ("read", str(file), words)
     hangs.end()
     assert wait_for_liveness(running, admin, 200) == "ok\n"
     wait_for_events(running, service, sample.ids[:20])
-    assert told(running, "stuck_over")
+    assert log_lines(running, "stuck_over")
     assert running.stop().returncode == 0
 
 
-def test_records_that_are_validated_without_end_fail_the_liveness_with_file_and_offset(
-    run: Run, folder: Path, sticks: dict[str, str], sample: Sample
-):
-    file = folder / "a.ndjson"
-    append(file, lines_with(sample, 5))
-    running = run(env=sticks)
-    admin = Admin(running)
-    words = f"validating records of {file} from byte 0 on"
-    assert words in wait_for_liveness(running, admin, 503)
-    (line,) = told(running, "stuck")
-    assert (line["stage"], line["path"], line["offset"], line["message"]) == ("validate", str(file), 0, words)
-    running.kill()
-
-
-def test_an_outage_a_pause_and_nothing_to_read_are_not_taken_for_stuck(
+def test_an_outage_a_pause_and_an_idle_input_are_not_reported_as_stuck(
     run: Run, shipper: Shipper, folder: Path, fake: FakeService, sample: Sample
 ):
     fake.default = HANG
@@ -161,14 +155,14 @@ def test_an_outage_a_pause_and_nothing_to_read_are_not_taken_for_stuck(
         live = admin.status()["live"] or {}
         return (live.get("oldest_unsettled_seconds") or 0) > seconds
 
-    running.wait_until(lambda: waits_for(1.5), "what was read waits for the service, three times as long as the limit")
+    running.wait_until(lambda: waits_for(1.5), "records wait for the service three times as long as the limit")
     running.kill()
     fake.default = Reply(status=404)
     running = run(env={}, **settings)
     admin = Admin(running)
     running.wait_for("delivery_paused")
-    running.wait_until(lambda: waits_for(1.5), "what was read waits for a pause to end")
-    assert not told(running, "stuck")
+    running.wait_until(lambda: waits_for(1.5), "records wait for the end of a pause")
+    assert not log_lines(running, "stuck")
     running.kill()
 
 
@@ -179,34 +173,33 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
     manager.close()
 
 
-@pytest.mark.parametrize("is_in_c", [False, True], ids=["in Python", "in C"])
-def test_a_stuck_shipper_gives_the_watchdog_no_sign_of_life(
-    run: Run, folder: Path, sticks: dict[str, str], manager: Manager, sample: Sample, is_in_c: bool
+def test_a_blocked_interpreter_stops_the_watchdog_notifications(
+    run: Run, folder: Path, sticks: dict[str, str], manager: Manager, sample: Sample
 ):
-    running = run(env=manager.env | sticks | ({"STICKS_IN_C": "1"} if is_in_c else {}))
-    running.wait_until(lambda: "WATCHDOG=1" in manager.hear(0.1), "signs of life")
+    running = run(env=manager.env | sticks | {"STICKS_IN_C": "1"})
+    running.wait_until(lambda: "WATCHDOG=1" in manager.hear(0.1), "watchdog notifications")
     append(folder / "a.ndjson", lines_with(sample, 5))
     running.wait_until(Path(sticks["STICKS"]).exists, "it is stuck")
-    manager.hear(0.1)  # what was said before
-    assert "WATCHDOG=1" not in manager.hear(3)
+    manager.hear(0.1)  # discard earlier lines
+    assert "WATCHDOG=1" not in manager.hear(1.5)
     running.kill()
 
 
-def test_a_read_that_hangs_gives_the_watchdog_no_sign_of_life(
+def test_a_hanging_read_stops_the_watchdog_notifications(
     run: Run, folder: Path, hangs: Hangs, manager: Manager, sample: Sample
 ):
     append(folder / "a.hung.ndjson", sample.lines[:10])
     running = run(env=manager.env | hangs.env)
-    running.wait_until(lambda: told(running, "stuck"), "it is stuck")
+    running.wait_until(lambda: log_lines(running, "stuck"), "it is stuck")
     manager.hear(0.1)
-    lines = manager.hear(3)
+    lines = manager.hear(1.5)
     assert "WATCHDOG=1" not in lines
     assert any(line.startswith("STATUS=Stuck. Reading ") for line in lines) or not lines
     running.kill()
 
 
 @pytest.mark.early
-def test_a_stop_saves_what_is_settled_and_does_not_wait_for_a_read_that_hangs(
+def test_a_stop_saves_settled_records_without_waiting_for_a_hanging_read(
     run: Run, shipper: Shipper, folder: Path, hangs: Hangs, service: Service, sample: Sample
 ):
     append(folder / "a.ndjson", sample.lines[:10])
@@ -228,7 +221,7 @@ def test_a_stop_saves_what_is_settled_and_does_not_wait_for_a_read_that_hangs(
 
 
 @pytest.mark.early
-def test_a_backfill_that_hangs_is_stopped_by_a_signal(
+def test_a_signal_stops_a_hanging_backfill(
     shipper: Shipper, folder: Path, hangs: Hangs, service: Service, sample: Sample
 ):
     append(folder / "a.hung.ndjson", sample.lines[:10])
@@ -240,11 +233,11 @@ def test_a_backfill_that_hangs_is_stopped_by_a_signal(
     assert shipper.backfill(folder).counts() == (10, 10, 0, 0, 0)
 
 
-# No loop of restarts ----------------------------------------------------------------------------------------------
+# No restart loop --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_in_c", [False, True], ids=["in Python", "in C"])
-def test_the_third_start_gets_past_a_record_that_two_were_stuck_at(
+def test_the_third_start_skips_a_record_at_which_two_were_stuck(
     run: Run, shipper: Shipper, folder: Path, sticks: dict[str, str], service: Service, sample: Sample, is_in_c: bool
 ):
     lines = lines_with(sample, 25)
@@ -253,18 +246,21 @@ def test_the_third_start_gets_past_a_record_that_two_were_stuck_at(
     traceback = shipper.state / "traceback"
     for _ in range(2):
         running = run(env=env)
-        running.wait_until(Path(sticks["STICKS"]).exists, "it comes to the record")
+        running.wait_until(Path(sticks["STICKS"]).exists, "it reaches the record")
         if is_in_c:
-            running.wait_until(lambda: traceback.stat().st_size, "the interpreter stands still")
+            running.wait_until(lambda: traceback.stat().st_size, "the interpreter is blocked")
         else:
-            wait_until_stuck(running)
+            text = wait_for_liveness(running, Admin(running), 503)
+            (line,) = log_lines(running, "stuck")
+            assert line["message"] == f"validating records of {folder / 'a.ndjson'} from byte {line['offset']}"
+            assert f"stuck: {line['message']}, for " in text
         running.kill()
         Path(sticks["STICKS"]).unlink()
     running = run(env=env)
     good = [*sample.ids[:25], *sample.ids[26:40]]
     wait_for_events(running, service, good)
     if is_in_c:
-        (line,) = told(running, "stuck_before")
+        (line,) = log_lines(running, "stuck_before")
         assert line["offset"] == len(b"".join(lines[:25]))
     running.wait_until(lambda: shipper.read_state().dead_letters, "the record is a dead letter")
     append(folder / "a.ndjson", sample.lines[40:50])
@@ -276,8 +272,8 @@ def test_the_third_start_gets_past_a_record_that_two_were_stuck_at(
     assert not (shipper.state / "stuck.json").exists()
 
 
-@pytest.mark.parametrize("names", [False, True], ids=["a read", "a look"])
-def test_after_two_stuck_starts_a_file_that_hangs_stands_aside_and_the_others_go_on(
+@pytest.mark.parametrize("names", [False, True], ids=["a read", "a poll"])
+def test_after_two_stuck_starts_a_hanging_file_is_skipped_and_the_others_are_read(
     run: Run, shipper: Shipper, folder: Path, hangs: Hangs, service: Service, sample: Sample, names: bool
 ):
     bad, good = folder / "a.hung.ndjson", folder / "b.ndjson"
@@ -297,7 +293,7 @@ def test_after_two_stuck_starts_a_file_that_hangs_stands_aside_and_the_others_go
         live = admin.status()["live"]
         return live["unreadable"] + live["unmatched"]
 
-    running.wait_until(troubles, "it is told")
+    running.wait_until(troubles, "the problem is reported")
     (trouble,) = troubles()
     assert str(bad) in trouble
     assert "admin.stuck_seconds" in trouble
@@ -308,7 +304,7 @@ def test_after_two_stuck_starts_a_file_that_hangs_stands_aside_and_the_others_go
     assert running.stop().returncode == 0
 
 
-def test_a_shipper_that_is_killed_over_and_over_suspects_nothing(
+def test_repeated_kills_make_no_record_suspect(
     run: Run, shipper: Shipper, folder: Path, service: Service, sample: Sample
 ):
     append(folder / "a.ndjson", sample.lines[:2000])
@@ -319,7 +315,9 @@ def test_a_shipper_that_is_killed_over_and_over_suspects_nothing(
         running.kill()
         assert not (shipper.state / "stuck.json").exists()
     running = run(env={})
-    Admin(running)  # all of it may have arrived before
-    wait_for_events(running, service, sample.ids[:2300])
+    # Everything may have arrived before without being saved.
+    size = (folder / "a.ndjson").stat().st_size
+    running.wait_until(lambda: [row[-1] for row in shipper.read_state().checkpoints] == [size], "everything is saved")
+    service.assert_holds_exactly(sample.ids[:2300])
     assert running.stop().returncode == 0
     assert not shipper.read_state().dead_letters

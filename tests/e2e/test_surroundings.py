@@ -1,4 +1,4 @@
-"""The machine around it: odd names, holes in files, many files, logs that nobody reads, signals at bad moments."""
+"""The environment: odd names, holes in files, many files, unread logs, signals at bad moments."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.e2e.driver import QUICK, Service, Shipper, wait_until
 NAMES = [b"caf\xe9.ndjson", "naïve →.ndjson".encode(), b"new\nline.ndjson", b"-c.ndjson"]
 
 
-def test_a_run_follows_files_of_any_name_and_a_hole_in_front_of_a_line_costs_no_record(
+def test_a_run_follows_files_of_any_name_and_loses_no_record_after_a_hole(
     shipper: Shipper, service: Service, sample: Sample
 ):
-    """A writer without O_APPEND goes on at its old offset after a copytruncate: the file begins with a hole."""
+    """A writer without O_APPEND continues at its old offset after a copytruncate: the file begins with a hole."""
     folder = shipper.folder / "logs"
     folder.mkdir()
     for index, name in enumerate(NAMES):
@@ -39,7 +39,7 @@ def test_a_run_follows_files_of_any_name_and_a_hole_in_front_of_a_line_costs_no_
 
 
 @pytest.mark.parametrize("is_there_before", [True, False])
-def test_a_folder_whose_name_is_no_text_leaves_the_others_watched(
+def test_a_folder_with_an_undecodable_name_does_not_prevent_watching_the_others(
     shipper: Shipper, service: Service, sample: Sample, is_there_before: bool
 ):
     top = shipper.folder / "logs"
@@ -50,15 +50,15 @@ def test_a_folder_whose_name_is_no_text_leaves_the_others_watched(
         odd.mkdir()
     settings = {"input.include": f'["{top}/**/*.ndjson"]', **QUICK, "input.poll_interval_seconds": 3600}
     running = shipper.start("run", settings=settings)
-    running.wait_until(lambda: service.stored == 1, "it has looked")
+    running.wait_until(lambda: service.stored == 1, "the first poll")
     if not is_there_before:
         odd.mkdir()
     (odd / "b.ndjson").touch()
     running.wait_for("watch_unavailable")
-    for number in range(1, 4):  # the watch without that folder may be being made
+    for number in range(1, 4):  # the watch without that folder may not exist yet
         with suppress(AssertionError):
             (plain / f"{number}.ndjson").write_bytes(sample.lines[number])
-            wait_until(lambda: service.stored > 1, "no poll finds it for an hour", limit_s=5)
+            wait_until(lambda: service.stored > 1, "the file is found, though the next poll is an hour away", limit_s=5)
             break
     assert service.stored > 1
     result = running.stop()
@@ -69,7 +69,7 @@ def test_a_folder_whose_name_is_no_text_leaves_the_others_watched(
     assert "plain" not in told[0]
 
 
-def test_many_small_files_are_no_burden(shipper: Shipper, service: Service, sample: Sample):
+def test_many_small_files_are_delivered(shipper: Shipper, service: Service, sample: Sample):
     folder = shipper.folder / "logs"
     folder.mkdir()
     for number in range(500):
@@ -79,7 +79,7 @@ def test_many_small_files_are_no_burden(shipper: Shipper, service: Service, samp
     service.assert_holds_exactly(sample.ids[:500])
 
 
-def test_a_log_that_nobody_reads_any_more_does_not_end_a_run(shipper: Shipper, service: Service, sample: Sample):
+def test_a_run_continues_when_its_log_is_no_longer_read(shipper: Shipper, service: Service, sample: Sample):
     file = shipper.folder / "events.ndjson"
     file.touch()
     reading_end, writing_end = os.pipe()
@@ -104,8 +104,10 @@ def test_a_log_that_nobody_reads_any_more_does_not_end_a_run(shipper: Shipper, s
     assert shipper.read_state().accepted == 20
 
 
-def test_a_log_that_nobody_reads_does_not_hide_what_is_pending(shipper: Shipper, service: Service, sample: Sample):
-    """Exit code 0 would tell a script to delete the file."""
+def test_an_unread_log_does_not_change_the_exit_code_for_pending_records(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    """A script would delete the file on exit code 0."""
     shipper.target = service.target._replace(subscription_key="wrong")
     file = shipper.folder / "events.ndjson"
     file.write_bytes(b"".join(sample.lines[:10]))
@@ -117,7 +119,9 @@ def test_a_log_that_nobody_reads_does_not_hide_what_is_pending(shipper: Shipper,
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
-def test_closed_descriptors_do_not_matter(shipper: Shipper, service: Service, sample: Sample, closed: str):
+def test_the_command_works_with_closed_standard_descriptors(
+    shipper: Shipper, service: Service, sample: Sample, closed: str
+):
     file = shipper.folder / "events.ndjson"
     file.write_bytes(b"{}\n" + b"".join(sample.lines[:10]))
     result = shipper.run("backfill", file, "--summary", "json", prefix=["sh", "-c", f'exec "$0" "$@" {closed}'])
@@ -132,7 +136,7 @@ def test_closed_descriptors_do_not_matter(shipper: Shipper, service: Service, sa
     [(["run"], 0, signal.SIGTERM), (["pipe"], 4, signal.SIGINT), (["backfill", "events.ndjson"], 4, signal.SIGTERM)],
     ids=str,
 )
-def test_a_stop_while_the_program_is_loaded_ends_with_a_documented_exit_code(
+def test_a_stop_during_import_ends_with_a_documented_exit_code(
     shipper: Shipper, service: Service, sample: Sample, command: list[str], code: int, number: signal.Signals
 ):
     (shipper.folder / "events.ndjson").write_bytes(b"".join(sample.lines[:10]))
@@ -144,16 +148,16 @@ def test_a_stop_while_the_program_is_loaded_ends_with_a_documented_exit_code(
         running.process.send_signal(number)
         was_loaded = _has_loaded(running.pid, "uvloop")
         result = running.finish()
-        if not was_loaded:  # a busy machine may have let it go on before we looked
+        if not was_loaded:  # on a busy machine, it may have continued before the check
             break
-    assert not was_loaded, "it never came while the program was loaded"
+    assert not was_loaded, "no signal arrived during the import"
     assert result.returncode == code, result
     assert shipper.backfill("events.ndjson").returncode == 0
     service.assert_holds_exactly(sample.ids[:10])
 
 
-def test_a_stop_that_meets_a_process_that_leaves_changes_nothing(shipper: Shipper, sample: Sample):
-    """While the interpreter ends it has taken its handlers of signals back."""
+def test_a_stop_during_exit_changes_nothing(shipper: Shipper, sample: Sample):
+    """The interpreter removes its signal handlers while it exits."""
     (shipper.folder / "sitecustomize.py").write_text(
         "import os, sys\n"
         "class Last:\n"
@@ -169,10 +173,10 @@ def test_a_stop_that_meets_a_process_that_leaves_changes_nothing(shipper: Shippe
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
-    """Return whether the process itself handles a signal, and not as Python does by default."""
+    """Return whether the process handles a signal with its own handler, not Python's default."""
     with suppress(FileNotFoundError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):  # Python handles SIGINT from the first; SIGTERM is set after it
+            if line.startswith("SigCgt:"):  # Python always handles SIGINT; SIGTERM is set after it
                 mask = int(line.split()[1], 16)
                 return bool(mask >> (signal.SIGTERM - 1) & mask >> (number - 1) & 1)
     return False
@@ -185,7 +189,7 @@ def _has_loaded(pid: int, module: str) -> bool:
         return True
 
 
-def test_a_signal_while_it_starts_leaves_no_traceback_and_loses_nothing(
+def test_a_signal_during_startup_causes_no_traceback_and_loses_nothing(
     shipper: Shipper, service: Service, sample: Sample, rng: Random
 ):
     file = shipper.folder / "events.ndjson"
@@ -193,7 +197,7 @@ def test_a_signal_while_it_starts_leaves_no_traceback_and_loses_nothing(
     for number in (signal.SIGTERM, signal.SIGINT):
         (shipper.state / "lock").unlink(missing_ok=True)
         running = shipper.start("backfill", file, settings={"batch.max_events": 10}, fresh=True)
-        running.wait_until((shipper.state / "lock").exists, "it begins")
+        running.wait_until((shipper.state / "lock").exists, "it starts")
         with suppress(subprocess.TimeoutExpired):
             running.process.wait(rng.uniform(0, 0.1))
         running.process.send_signal(number)

@@ -1,18 +1,20 @@
-"""Transcripts in the README and docs/sandbox.md: each command is executed and prints what is written there."""
+"""Transcripts in the README and docs/sandbox.md: each command is executed and prints the documented output."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import pytest
 
+from shipper.sandbox.faults import EFFECTS, AnyFault
 from tests.e2e.driver import SHIPPER, Shipper
 
 ROOT = Path(__file__).parents[2]
@@ -34,16 +36,16 @@ def transcript(page: str) -> list[Step]:
 
 
 def expected(output: str) -> re.Pattern[str]:
-    """Make a pattern of what is written: an ellipsis is anything, on a line of its own any lines."""
+    """Return a pattern for the documented output: an ellipsis matches anything, alone on a line any lines."""
     return re.compile(re.escape(output.replace("\r", "")).replace("…", ".*?"), re.DOTALL)
 
 
 class Shell:
-    """A bash that is fed one command after the other."""
+    """A bash that executes one command after the other."""
 
     def __init__(self, folder: Path) -> None:
         (folder / "bin").mkdir()
-        # Where there is no curl, a stand-in takes the few options that the pages use.
+        # Without curl, a substitute supports the few options that the pages use.
         (folder / "bin" / "curl").symlink_to(shutil.which("curl") or CURL)
         self._process = subprocess.Popen(
             ["bash", "--norc", "--noprofile"],
@@ -89,7 +91,7 @@ def free_port() -> int:
 
 
 def execute(steps: list[Step], shipper: Shipper, shell: Shell, tmp_path: Path) -> None:
-    """Run each command and compare its output; sandboxes listen on free ports instead of the written ones."""
+    """Run each command and compare its output; sandboxes listen on free ports instead of the documented ones."""
     ports = {port: str(free_port()) for port in re.findall(r"--port (\d+)", "".join(step.command for step in steps))}
 
     def moved(text: str) -> str:
@@ -98,7 +100,7 @@ def execute(steps: list[Step], shipper: Shipper, shell: Shell, tmp_path: Path) -
         return text
 
     for command, output in steps:
-        words = moved(command).split()
+        words = shlex.split(moved(command).replace("\\\n", ""))
         if words[0] == "shipper" and words[-1] == "&":
             config = tmp_path / f"{words[3]}.toml"
             running = shipper.start(*words[1:-1], "--write-config", config, configured=False, check=False)
@@ -108,14 +110,25 @@ def execute(steps: list[Step], shipper: Shipper, shell: Shell, tmp_path: Path) -
         assert expected(output.strip("\n")).fullmatch(said), f"$ {command}\n{said}\n\ninstead of\n\n{output}"
 
 
-def test_the_sandbox_answers_what_its_page_says(shipper: Shipper, shell: Shell, tmp_path: Path):
+def test_the_sandbox_answers_as_documented(shipper: Shipper, shell: Shell, tmp_path: Path):
     steps = transcript((ROOT / "docs/sandbox.md").read_text())
-    assert sum(step.command.startswith("shipper sandbox") for step in steps) == 2
+    assert sum(step.command.startswith("shipper sandbox") for step in steps) == 3
     assert sum(step.output.startswith("{") for step in steps) >= 20
     execute(steps, shipper, shell, tmp_path)
 
 
-def test_a_csv_file_is_delivered_by_the_steps_of_the_readme(shipper: Shipper, shell: Shell, tmp_path: Path):
+def test_the_page_of_the_sandbox_names_every_fault_and_its_parameters():
+    section = (ROOT / "docs/sandbox.md").read_text().partition("\n## Faults\n")[2].partition("\n## ")[0]
+    rules = re.findall(r"--fault '(\w+)(.*?)'", section.partition("one argument")[2])
+    assert sorted(effect for effect, _ in rules) == list(EFFECTS)
+    named = set(re.findall(r"`(\w+)`", section))
+    fields = {name for kind in get_args(AnyFault) for name in kind.__struct_fields__}
+    assert fields | set(EFFECTS) <= named
+    used = {word.partition("=")[0] for _, words in rules for word in words.split()}
+    assert used == fields
+
+
+def test_the_steps_in_the_readme_deliver_a_csv_file(shipper: Shipper, shell: Shell, tmp_path: Path):
     section = (ROOT / "README.md").read_text().partition("\n## Ship your own file\n")[2].partition("\n## ")[0]
     steps = transcript(section)
     assert {"config", "check", "validate", "backfill", "status"} <= {step.command.split()[1] for step in steps}

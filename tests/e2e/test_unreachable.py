@@ -1,4 +1,4 @@
-"""What can no longer be read is said once, with its bytes; `shipper status` tells how far each input was read."""
+"""Bytes that can no longer be read are reported once; `shipper status` shows how far each input was read."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from shipper.status.snapshot import take_snapshot
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper
 from tests.e2e.fake_service import HANG, OK, FakeService
-from tests.e2e.files import Tail, compress, copytruncate, told
+from tests.e2e.files import Tail, compress, copytruncate, log_lines
 
 
 def unreachable_bytes(shipper: Shipper) -> int:
-    """What the state store has counted."""
+    """Return the unreachable bytes counted in the state store."""
     with closing(sqlite3.connect(f"file:{shipper.state}/state.db?mode=ro", uri=True)) as db:
         return db.execute("SELECT unreachable_bytes FROM totals").fetchone()[0]
 
 
 def status(shipper: Shipper) -> dict[str, Any]:
-    """What `shipper status --json` prints of the state, without a start of it."""
+    """Return the state part of `shipper status --json`, without starting a process."""
     settings = load_settings(config_path=shipper.config, environ=shipper.environment())
     return json.loads(msgspec.json.encode(document(take_snapshot(settings, time.time()))))["state"]
 
 
 def read_half(tail: Tail, shipper: Shipper, fake: FakeService, service: Service, include: str = "app.ndjson*") -> int:
     """
-    Let the first 100 of 300 lines be accepted and saved, and none of those behind them; all were seen.
+    Have the first 100 of 300 lines accepted and saved, and none of the others; all were read.
 
     Returns:
-        The bytes behind the checkpoint.
+        The number of bytes beyond the checkpoint.
     """
     tail.append(0, 300)
     fake.plan(OK)
@@ -62,9 +62,9 @@ def read_half(tail: Tail, shipper: Shipper, fake: FakeService, service: Service,
 
 def see_without_settling(tail: Tail, shipper: Shipper, fake: FakeService, service: Service, fates: list[str]) -> None:
     """
-    Let the first 10 of 30 lines in a file for each fate be settled; the others are seen, in a run of their own.
+    Settle the first 10 of 30 lines in a file for each fate; read the others in a separate run.
 
-    One file more has 10 lines only, and goes when they are settled.
+    Another file has only 10 lines and is deleted once they are settled.
     """
     for number, fate in enumerate([*fates, "finished"]):
         tail.append(number * 100, number * 100 + 10, f"{fate}.log")
@@ -84,7 +84,7 @@ def lines_of(fates: list[str], start: int, end: int) -> list[int]:
     return [number * 100 + index for number in range(len(fates)) for index in range(start, end)]
 
 
-def test_bytes_that_are_gone_are_reported_once_and_those_that_are_found_again_are_not(
+def test_unreachable_bytes_are_reported_once_unless_they_are_found_again(
     tail: Tail, shipper: Shipper, fake: FakeService, service: Service
 ):
     gone = ["deleted", "moved", "packed", "truncated", "replaced", "inode-reused"]
@@ -116,15 +116,15 @@ def test_bytes_that_are_gone_are_reported_once_and_those_that_are_found_again_ar
 
     running = tail.start("*.log", input__rotate_wait_seconds=0)
     tail.wait(wanted)
-    running.wait_until(lambda: len(told(running, "source_unreachable")) >= len(gone), "all are reported")
+    running.wait_until(lambda: len(log_lines(running, "source_unreachable")) >= len(gone), "all are reported")
     result = tail.stop(wanted)
-    reported = {line["path"]: line["bytes"] for line in told(result, "source_unreachable")}
+    reported = {line["path"]: line["bytes"] for line in log_lines(result, "source_unreachable")}
     assert reported == {
         str(files[fate]): sum(map(len, tail.sample.lines[number * 100 + 10 : number * 100 + 30]))
         for number, fate in enumerate(gone)
     }
-    assert len(told(result, "source_unreachable")) == len(gone)
-    assert {line["level"] for line in told(result, "source_unreachable")} <= {"warning", "error"}
+    assert len(log_lines(result, "source_unreachable")) == len(gone)
+    assert {line["level"] for line in log_lines(result, "source_unreachable")} <= {"warning", "error"}
     lost = sum(reported.values())
     assert unreachable_bytes(shipper) == lost
     seen = status(shipper)
@@ -136,22 +136,22 @@ def test_bytes_that_are_gone_are_reported_once_and_those_that_are_found_again_ar
     assert "unreachable" in words.stdout
     assert str(files["deleted"]) in words.stdout
 
-    # What comes back is read on where it was.
+    # Reading resumes in a file that reappears.
     (elsewhere / "moved.log").rename(tail.folder / "restored-from-backup.log")
     wanted += range(110, 130)
     tail.start("*.log", input__rotate_wait_seconds=0)
-    for number in (2065, 2066, 2067):  # each of them found by a look of its own
+    for number in (2065, 2066, 2067):  # each found by a separate poll
         wanted += range(number, number + 1)
         tail.append(number, number + 1, f"{number}.log")
         tail.wait(wanted)
-    assert told(tail.stop(wanted), "source_unreachable") == []
+    assert log_lines(tail.stop(wanted), "source_unreachable") == []
     assert unreachable_bytes(shipper) == lost
 
 
-def test_after_a_kill_the_bytes_that_were_seen_last_are_reported(
+def test_the_bytes_known_at_the_last_save_are_reported_after_a_kill(
     tail: Tail, shipper: Shipper, fake: FakeService, service: Service
 ):
-    """What had been written since the last save nobody can know."""
+    """Bytes written after the last save are unknown."""
     shipper.target = fake.target
     fake.plan(OK)
     fake.default = HANG
@@ -166,12 +166,12 @@ def test_after_a_kill_the_bytes_that_were_seen_last_are_reported(
     running = tail.start(input__rotate_wait_seconds=0)
     tail.wait(range(3000, 3010))
     running.wait_for("source_unreachable")
-    (line,) = told(running.stop(), "source_unreachable")
+    (line,) = log_lines(running.stop(), "source_unreachable")
     assert 0 < line["bytes"] <= size
     assert unreachable_bytes(shipper) == line["bytes"]
 
 
-def test_backfill_says_what_an_earlier_run_could_not_finish_and_nobody_can(
+def test_backfill_reports_unreachable_bytes_of_an_earlier_run(
     shipper: Shipper, fake: FakeService, service: Service, sample: Sample
 ):
     shipper.target = fake.target
@@ -191,15 +191,15 @@ def test_backfill_says_what_an_earlier_run_could_not_finish_and_nobody_can(
     shipper.target = service.target
     result = shipper.backfill(other)
     assert result.counts() == (10, 10, 0, 0, 0)
-    (line,) = told(result, "source_unreachable")
+    (line,) = log_lines(result, "source_unreachable")
     assert (line["path"], line["bytes"]) == (str(path), lost)
-    assert told(shipper.backfill(other), "source_unreachable") == []
+    assert log_lines(shipper.backfill(other), "source_unreachable") == []
 
 
 # `shipper status` -------------------------------------------------------------------------------------------------
 
 
-def test_status_tells_the_lag_of_each_stream_of_a_stopped_and_of_a_running_shipper(
+def test_status_shows_the_lag_of_each_stream_of_a_stopped_and_of_a_running_shipper(
     tail: Tail, shipper: Shipper, fake: FakeService, service: Service
 ):
     lag = read_half(tail, shipper, fake, service)

@@ -1,4 +1,4 @@
-"""A command that is forked from a process that has imported it is, to the system, like one that was started."""
+"""A command forked from a process that has imported it looks like a started one to the system."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.e2e.driver import QUICK, Running, Shipper
 from tests.e2e.files import open_files, where_permissions_hold
 
 pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or os.environ.get("SHIPPER_TEST_STARTS") == "real", reason="every start is a real one"
+    sys.platform != "linux" or os.environ.get("SHIPPER_TEST_STARTS") == "real", reason="all starts are real"
 )
 ALIKE = (
     *("PPid", "NSpgid", "NSsid", "Umask", "SigBlk", "SigIgn", "SigCgt", "NoNewPrivs"),
@@ -27,18 +27,18 @@ ALIKE = (
 
 
 def without_numbers(name: str) -> str:
-    """Return the name of a file or pipe as it is in any run."""
+    """Return the name of a file or pipe without numbers that differ between runs."""
     return re.sub(r"\d+", "N", name)
 
 
 def look(running: Running, state: Path) -> dict[str, object]:
-    """Return what the kernel knows of a process, but for its words, its environment and its memory."""
+    """Return the kernel's data about a process, except its arguments, environment and memory."""
     proc = Path(f"/proc/{running.pid}")
     status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines() if ":\t" in line)
     return {
         **{name: status[name] for name in ALIKE},
         "streams": [without_numbers(os.readlink(proc / "fd" / str(number))) for number in range(3)],
-        # What is in the state directory is opened and closed while it works.
+        # Files in the state directory are opened and closed during the work.
         "files": [without_numbers(name) for name in open_files(running) if not name.startswith(f"{state}/")],
         "folder": os.readlink(proc / "cwd"),
         "program": os.readlink(proc / "exe"),
@@ -49,23 +49,25 @@ def look(running: Running, state: Path) -> dict[str, object]:
 @pytest.mark.parametrize(
     "prefix", [list, lambda: ["prlimit", "--nofile=100", "--"], where_permissions_hold], ids=["", "prlimit", "setpriv"]
 )
-def test_a_warm_process_has_what_a_started_one_has(shipper: Shipper, sample: Sample, prefix: Callable[[], list[str]]):
+def test_a_warm_process_has_the_same_properties_as_a_started_one(
+    shipper: Shipper, sample: Sample, prefix: Callable[[], list[str]]
+):
     looks = []
     for fresh in (True, False):
         running = shipper.start("pipe", stdin=subprocess.PIPE, settings=QUICK, fresh=fresh, prefix=prefix())
         assert isinstance(running.process, warm_start.Process) is not fresh
         running.stdin.write(sample.lines[len(looks)])
         running.stdin.flush()
-        running.wait_until(lambda: shipper.read_state().accepted == len(looks) + 1, "it is at work")
+        running.wait_until(lambda: shipper.read_state().accepted == len(looks) + 1, "it is working")
         looks.append(look(running, shipper.state))
         running.kill()
     assert looks[0] == looks[1]
 
 
-def test_the_end_of_a_warm_process_is_known_by_its_code_or_signal(shipper: Shipper):
+def test_a_warm_process_reports_its_exit_code_or_signal(shipper: Shipper):
     assert shipper.start("validate", "nowhere").finish().returncode == 2
     running = shipper.start("pipe", stdin=subprocess.PIPE)
-    running.wait_until((shipper.state / "lock").exists, "it has begun")
+    running.wait_until((shipper.state / "lock").exists, "it has started")
     with pytest.raises(subprocess.TimeoutExpired):
         running.process.wait(0.01)
     running.process.terminate()
@@ -75,7 +77,7 @@ def test_the_end_of_a_warm_process_is_known_by_its_code_or_signal(shipper: Shipp
     assert running.process.wait() == -signal.SIGKILL
 
 
-def test_a_start_for_which_the_environment_matters_is_real(shipper: Shipper):
+def test_a_start_that_depends_on_the_environment_is_real(shipper: Shipper):
     for env in ({"PYTHONDEVMODE": "1"}, {"LC_ALL": "C"}, {"SSL_CERT_FILE": "/dev/null"}):
         running = shipper.start("status", env=env)
         assert isinstance(running.process, subprocess.Popen)

@@ -1,8 +1,8 @@
 """
-The process that `warm_start` forks the command from: `python warm_parent.py DESCRIPTOR`, of a socket.
+The process from which `warm_start` forks the command: `python warm_parent.py SOCKET_DESCRIPTOR`.
 
-It imports what the commands import and runs nothing else of shipper's. Each request makes a child,
-which leaves `_serve` and ends as the console script does.
+It imports what the commands import and runs no other code of shipper. Each request creates a child, which returns from
+`_serve` and ends like the console script.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from importlib import import_module, reload
 from pkgutil import walk_packages
 from typing import Any
 
-# What the commands load when they need it, beside shipper's own modules. Polars is not here: it starts threads.
+# Modules that the commands import lazily, in addition to shipper's own. Polars is excluded: it starts threads.
 _LIBRARIES = (
     "anyio._backends._asyncio",
     "concurrent.futures.thread",
@@ -50,7 +50,7 @@ def _load() -> None:
 
 
 def _serve(connection: socket.socket) -> dict[str, Any] | None:
-    """Fork for each request, and return it in the child; return None when nobody can ask any more."""
+    """Fork for each request and return it in the child; return None when the socket is closed."""
     while True:
         header, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
         if not header:
@@ -63,7 +63,7 @@ def _serve(connection: socket.socket) -> dict[str, Any] | None:
         if not between:
             if child := os.fork():
                 os.write(writing, child.to_bytes(4, "big"))
-                os._exit(0)  # whoever asked adopts the child
+                os._exit(0)  # the requesting process adopts the child
             connection.close()
             return {**json.loads(body), "streams": descriptors}
         os.waitpid(between, 0)
@@ -75,7 +75,7 @@ def _serve(connection: socket.socket) -> dict[str, Any] | None:
 def _become(
     prefix: list[str], command: list[str], folder: str, environment: dict[str, str], streams: list[int]
 ) -> None:
-    """Make this process what the interpreter makes of a start of the console script."""
+    """Give this process the state that the interpreter gives the console script."""
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
@@ -91,7 +91,7 @@ def _become(
 
 
 def _restrict(prefix: list[str]) -> None:
-    """Do what `prlimit --LIMIT=NUMBER --` or `setpriv --bounding-set -CAPABILITIES ...` does before it executes."""
+    """Do what `prlimit --LIMIT=NUMBER --` or `setpriv --bounding-set -CAPABILITIES ...` does before executing."""
     match prefix:
         case ["prlimit", limit, "--"]:
             name, number = limit.removeprefix("--").split("=")
@@ -104,13 +104,13 @@ def _restrict(prefix: list[str]) -> None:
                 assert libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == 0, "a capability cannot be dropped"
             header, sets = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
             assert libc.capget(header, sets) == 0
-            for place in range(3):  # what is effective, permitted and inheritable, of the first 32
+            for place in range(3):  # effective, permitted and inheritable; the first 32 capabilities
                 sets[place] &= ~lost
             assert libc.capset(header, sets) == 0
 
 
 def _read_environment() -> None:
-    """Run again what reads the environment while it is imported, and shorten the constants that it names."""
+    """Rerun code that reads the environment on import, and shorten the constants named in the environment."""
     reload(sys.modules["shipper.system.crash_points"])
     for constant in os.environ.get("SHIPPER_TEST_SECONDS", "").split():
         name, _, seconds = constant.partition("=")
@@ -120,7 +120,7 @@ def _read_environment() -> None:
 
 
 def _reopened(stream: io.TextIOWrapper, descriptor: int, mode: str) -> io.TextIOWrapper:
-    """Open a standard stream as the interpreter does, in the encoding that it chose for the stream before."""
+    """Open a standard stream as the interpreter does, with the encoding of the previous stream."""
     buffer = os.fdopen(descriptor, f"{mode}b", closefd=False)
     buffer.raw.name = stream.name
     by_line = descriptor == 2 or buffer.raw.isatty()
@@ -130,7 +130,7 @@ def _reopened(stream: io.TextIOWrapper, descriptor: int, mode: str) -> io.TextIO
 
 
 def _end(code: int) -> None:
-    """End as the interpreter does, but tear nothing down: that costs as much as a small command."""
+    """End as the interpreter does, but without its teardown, which takes as long as a small command."""
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -139,7 +139,7 @@ def _end(code: int) -> None:
 
 
 if __name__ == "__main__":
-    # What the interpreter adds to an environment that names no locale.
+    # Added by the interpreter to an environment without a locale.
     LOCALE = {name: value for name, value in os.environ.items() if name.startswith("LC_")}
     _load()
     REQUEST = _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,28 +1,27 @@
 """
-Starts the command for a fifth of what a start costs: it is forked from a process that has imported it already.
+Starts the command in a fifth of the time of a real start, by forking it from a process that has already imported it.
 
-Most of a start is imports. One process for each process of pytest, `warm_parent.py`, does them once; a start passes it
-the words, the folder, the environment and the three standard streams, and it forks. It forks twice, and the process
-between ends at once, while the test's process adopts orphans: so the command is the test's own child, to be waited for
-and killed by its number.
+Imports take most of a start. `warm_parent.py`, one process for each pytest process, imports once; for each start it
+receives the arguments, the folder, the environment and the three standard streams, and forks. It forks twice, and the
+intermediate process exits at once, while the test's process adopts orphans. So the command is the test's own child,
+which can be waited for and killed by its id.
 
-What is the same as in a real start: words, folder, environment, standard streams and no other descriptor, signals,
-umask, limits and process group; no code of shipper's has run but its imports; its unhandled errors are the
-interpreter's own business, and so is its end where standard output cannot be written any more.
+Same as in a real start: arguments, folder, environment, standard streams and no other descriptor, signals, umask,
+limits and process group. No code of shipper except its imports has run. The interpreter handles unhandled errors, and
+the exit when standard output cannot be written.
 
-What is not the same, and is therefore for a real start (`fresh=True`, or `_can_start` says no):
+Different, and therefore a real start (`fresh=True`, or `_can_start` returns False) if it matters:
 
-- Nothing is imported any more. What happens while the command is loaded, such as a signal, cannot be seen, nor that a
-  module is missing.
-- What the interpreter, the C library or a module reads from the environment as it starts is read already: only
-  variables that are known to be read later are let through.
-- The process is larger, and it begins with pages that it shares.
-- A program in front of the command, `prlimit` or `setpriv`, is not run; the process sets its limits itself.
+- Nothing is imported. A signal during import, or a missing module, cannot be tested.
+- The interpreter, the C library and modules have already read the environment: only variables that are known to be
+  read later are allowed.
+- The process is larger, and starts with shared pages.
+- A program before the command, `prlimit` or `setpriv`, is not run; the process sets its limits itself.
 - `/proc/PID/cmdline`, `environ` and `comm` are those of the parent.
 - Hashes of strings are the same in all children of one parent.
-- At the end, modules are not torn down.
+- At exit, modules are not torn down.
 
-`SHIPPER_TEST_STARTS=real` starts every command for real; outside of pytest every start is.
+`SHIPPER_TEST_STARTS=real` makes every start real. Outside pytest, every start is real.
 """
 
 from __future__ import annotations
@@ -42,25 +41,25 @@ from pathlib import Path
 from threading import Lock
 from typing import IO, Any
 
-SHIPPER = Path(sys.executable).parent / "shipper"
+from tests.processes import SHIPPER
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MOST_SECONDS_BETWEEN_LOOKS = 0.05
-# Variables that shipper and its libraries read when a command runs, or that are a test's own.
+# Variables that shipper and its libraries read when a command runs, or that only tests use.
 _HARMLESS = re.compile(
     r"HOME|PATH|TMPDIR|TERM|COLUMNS|LINES|NOTIFY_SOCKET|WATCHDOG_USEC|XDG_\w+|SHIPPER\w*|INTAKE_\w+|REPORT_\w+"
     r"|CLIENT_SECRET|(PROXY_)?PASSWORD"
 )
-# Programs in front of the command whose work the new process does itself.
+# Programs before the command whose work the new process does itself.
 _PREFIXES = re.compile(r"|prlimit --(nofile|fsize)=\d+ -- |setpriv --bounding-set (\S+) --inh-caps \2 -- ")
 
 
 class Process:
     """
-    A running command, with what tests use of `subprocess.Popen`.
+    A running command with the methods of `subprocess.Popen` that tests use.
 
     Args:
-        command: `shipper` and its words, perhaps with a program in front of it.
+        command: `shipper` and its arguments, optionally after another program.
         stdin, stdout, stderr: Files or descriptors; `stdin` may also be DEVNULL or PIPE.
     """
 
@@ -120,7 +119,7 @@ class Process:
 
 
 class _Parent:
-    """The process that commands are forked from: started for the first of them, it ends when its socket is closed."""
+    """The process that forks commands; started for the first command, it ends when its socket is closed."""
 
     def __init__(self) -> None:
         self._socket, self._theirs = socket.socketpair()
@@ -130,7 +129,7 @@ class _Parent:
     def start(
         self, prefix: list[str], command: list[str], folder: Path, environment: Mapping[str, str], streams: list[int]
     ) -> int:
-        """Return the number of the new process."""
+        """Return the id of the new process."""
         request = {"prefix": prefix, "command": command, "folder": str(folder), "environment": dict(environment)}
         body = json.dumps(request).encode()
         with self._lock:
@@ -139,7 +138,7 @@ class _Parent:
                 socket.send_fds(self._socket, [len(body).to_bytes(4, "big")], streams)
                 self._socket.sendall(body)
                 number = int.from_bytes(self._socket.recv(4), "big")
-        assert number, "the process that forks has ended"
+        assert number, "the forking process has ended"
         return number
 
     def close(self) -> None:
@@ -161,7 +160,7 @@ class _Parent:
 
 @contextmanager
 def _adopting_orphans() -> Iterator[None]:
-    """Become the parent of processes whose own parent ends; only for now, as nobody would wait for others' orphans."""
+    """Adopt orphaned processes within the block only, because other orphans would never be waited for."""
     prctl = ctypes.CDLL(None).prctl
     assert prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
     try:
@@ -174,13 +173,13 @@ _parent: _Parent | None = None
 
 
 def are_allowed() -> bool:
-    """Return whether a start may be another than a real one."""
+    """Return whether warm starts are allowed."""
     return os.environ.get("SHIPPER_TEST_STARTS") != "real"
 
 
 @contextmanager
 def warm_starts() -> Iterator[None]:
-    """Let commands be started warm within, unless that is forbidden or impossible."""
+    """Start commands warm within the block, unless that is forbidden or impossible."""
     global _parent
     if sys.platform == "linux" and are_allowed():
         _parent = _Parent()
@@ -194,11 +193,11 @@ def warm_starts() -> Iterator[None]:
 
 def start(command: list[str | Path], *, fresh: bool = False, **options: Any) -> Process | subprocess.Popen[bytes]:
     """
-    Start a command, warm if that can be.
+    Start a command, warm if possible.
 
     Args:
-        fresh: Whether the start itself is looked at, and must be a real one.
-        options: Those of `subprocess.Popen`.
+        fresh: Whether the test concerns the start itself, which must be real.
+        options: As for `subprocess.Popen`.
     """
     if fresh or not _can_start(command, options):
         return subprocess.Popen(command, **options)
@@ -206,7 +205,7 @@ def start(command: list[str | Path], *, fresh: bool = False, **options: Any) -> 
 
 
 def _can_start(command: list[str | Path], options: Mapping[str, Any]) -> bool:
-    """Return whether a warm start of this command differs from a real one in nothing that is asked for."""
+    """Return whether this command can be started warm without affecting the test."""
     return bool(
         _parent is not None
         and SHIPPER in command

@@ -1,9 +1,8 @@
 """
-Hostile input: random changes to good and bad samples, and for each part that reads what others wrote, what must hold.
+Fuzz everything that reads untrusted bytes: mutate good and bad samples, and check invariants.
 
     python -m tests.fuzz [TARGET…] --executions N --seed S
 
-A target is a function of bytes that raises if something does not hold, and tells what became of the input. An input of
-which something new becomes is a sample, too, to be changed further; nothing else guides the search. The same seed makes
-the same inputs. `guided` runs a target under a coverage-guided fuzzer instead, where one is installed.
+A target is a function of bytes that raises if an invariant is broken, and returns an outcome. An input with a new
+outcome becomes a sample; nothing else guides the search. The same seed generates the same inputs.
 """

@@ -1,4 +1,4 @@
-"""What the service and the token endpoint answer: verdicts, waits, tokens."""
+"""Answers of the service and of the token endpoint: verdicts, waits, tokens."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from shipper.config.secrets import LiteralSecret
 from shipper.config.settings import OAuth2Settings
 from shipper.delivery.answer import Answer
 from shipper.delivery.oauth2 import OAuth2Source
-from shipper.delivery.token_sources import NoTokenError
-from shipper.delivery.verdicts import WORDS_BYTES, Action, judge
-from shipper.delivery.waits import ASKED_MAX_S, asked_wait_s, epoch_s
+from shipper.delivery.tokens import NoTokenError
+from shipper.delivery.verdicts import STATEMENT_BYTES, Action, judge
+from shipper.delivery.waits import REQUESTED_MAX_S, epoch_s, requested_wait_s
 from tests.answer_bodies import EVENTS, SAMPLES
 from tests.answer_bodies import IDS as EVENT_IDS
 from tests.fuzz.engine import Target, loop
 from tests.fuzz.mutation import mutator
 
-CANARY: Final = "canary-4711"  # where a record or a secret is quoted
+CANARY: Final = "canary-4711"  # stands for records and secrets in answers
 WALL_S: Final = 1_790_000_000.0
-_SAYS_NO: Final = ("rejected", "errors", "failed", "failures", "invalid", "error", "failed_records")
-_NOTHING: Final = {"", "0", "no", "none", "null", "nil", "false", "ok", "success", "na", "n/a"}
-_BAD_WORDS: Final = {"failed", "fail", "error", "rejected", "refused", "denied", "invalid"}
+_REFUSED_NAMES: Final = ("rejected", "errors", "failed", "failures", "invalid", "error", "failed_records")
+_EMPTY_TEXTS: Final = {"", "0", "no", "none", "null", "nil", "false", "ok", "success", "na", "n/a"}
+_FAILED_STATUSES: Final = {"failed", "fail", "error", "rejected", "refused", "denied", "invalid"}
 
 
 def _answer(data: bytes) -> Answer:
-    """Read an input: a line `STATUS|CONTENT-TYPE|RETRY-AFTER|DATE`, and the body."""
+    """Parse an input: a line `STATUS|CONTENT-TYPE|RETRY-AFTER|DATE`, and the body."""
     head, _, body = data.partition(b"\n")
     status, content_type, retry_after, date, *_ = [*head.decode("latin-1").split("|"), "", "", "", ""]
     return Answer(
@@ -39,17 +39,17 @@ def _answer(data: bytes) -> Answer:
 
 
 def check_verdict(data: bytes) -> object:
-    """There always is one; acceptance is never read into an answer that says something else."""
+    """Check that each answer has a verdict, and that only an answer that accepts counts as acceptance."""
     answer = _answer(data)
     verdict = judge(answer, events=EVENTS, wall_time=WALL_S, event_ids=lambda: EVENT_IDS)
     results = verdict.results
     assert {*results.rejected, *results.retried} <= set(range(len(EVENT_IDS)))
     assert results.unnamed >= 0
-    assert all(CANARY not in text for text in (verdict.message, verdict.reason)), "a body is quoted in the log"
+    assert all(CANARY not in text for text in (verdict.message, verdict.reason)), "the log quotes an answer body"
     assert "\n" not in verdict.message
-    assert len(verdict.words) <= WORDS_BYTES
+    assert len(verdict.statement) <= STATEMENT_BYTES
     assert_wait(verdict.retry_after_s)
-    verdict.words.encode()
+    verdict.statement.encode()
     if verdict.action is Action.ACCEPT:
         check_acceptance(answer, events=EVENTS, is_whole=not (results.rejected or results.retried))
     else:
@@ -60,71 +60,73 @@ def check_verdict(data: bytes) -> object:
 
 def check_acceptance(answer: Answer, *, events: int, is_whole: bool) -> None:
     """
-    An answer that was taken for an acceptance says nothing else, as far as a plain look at it tells.
+    Assert that an answer judged an acceptance does not clearly report a failure.
 
     Args:
-        events: How many were sent.
-        is_whole: All of them were taken.
+        events: Number of events sent.
+        is_whole: Whether all of them were judged accepted.
     """
     assert 200 <= answer.status < 300
     text = answer.body.decode("utf-8-sig", "replace").strip(" \t\r\n\ufeff")
     assert answer.content_type != "text/html"
-    assert not text.startswith("<"), "a web page is no acceptance"
+    assert not text.startswith("<"), "a web page was judged an acceptance"
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
-        assert not text.startswith(("{", "[")), "what is cut short is no acceptance"
+        assert not text.startswith(("{", "[")), "truncated JSON was judged an acceptance"
         return
     if is_whole and isinstance(document, dict):
-        said = {str(name).lower(): value for name, value in document.items()}
-        assert said.get("success") is not False, "it says that it failed"
-        assert said.get("ok") is not False, "it says that it failed"
-        assert str(said.get("status")).lower() not in _BAD_WORDS, "it says that it failed"
-        assert not 300 <= _number(said.get("statuscode")) < 600, "it says that it failed"
-        taken, known = (_number(said.get(name)) for name in ("accepted", "duplicates"))
-        if "accepted" in said and said.keys() <= {"accepted", "duplicates", "rejected"}:
-            is_count = {type(said["accepted"]), type(said.get("duplicates", 0))} <= {int, float}
-            assert not is_count or events in {taken, taken + known}, "it counts other events"
-        for name in _SAYS_NO:
-            assert not _counts(said.get(name)), f"it names refused events under {name!r}"
+        fields = {str(name).lower(): value for name, value in document.items()}
+        assert fields.get("success") is not False, "the answer reports a failure"
+        assert fields.get("ok") is not False, "the answer reports a failure"
+        assert str(fields.get("status")).lower() not in _FAILED_STATUSES, "the answer reports a failure"
+        assert not 300 <= _number(fields.get("statuscode")) < 600, "the answer reports a failure"
+        accepted, duplicates = (_number(fields.get(name)) for name in ("accepted", "duplicates"))
+        if "accepted" in fields and fields.keys() <= {"accepted", "duplicates", "rejected"}:
+            are_numbers = {type(fields["accepted"]), type(fields.get("duplicates", 0))} <= {int, float}
+            assert not are_numbers or events in {accepted, accepted + duplicates}, "the counts do not match the batch"
+        for name in _REFUSED_NAMES:
+            assert not _is_count(fields.get(name)), f"the answer lists refused events under {name!r}"
 
 
 def _number(value: Any) -> float:
-    """Return a number as such; 0 for whatever is none."""
+    """Return a value if it is a number, else 0."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else 0
 
 
-def _counts(value: Any) -> bool:
-    """Whether a value that stands under such a name says that there are some."""
+def _is_count(value: Any) -> bool:
+    """Return whether the value of such a field reports refused events."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value > 0
     if isinstance(value, dict):
-        return any(_counts(each) for each in value.values())
+        return any(_is_count(each) for each in value.values())
     if isinstance(value, str):
-        return value.strip().lower() not in _NOTHING
+        return value.strip().lower() not in _EMPTY_TEXTS
     return bool(value) and isinstance(value, list)
 
 
 def assert_wait(wait_s: float | None) -> None:
-    """A wait is none, or one that a clock can wait for."""
-    assert wait_s is None or 0 <= wait_s <= ASKED_MAX_S, wait_s
+    """Assert that a wait, if any, is within bounds."""
+    assert wait_s is None or 0 <= wait_s <= REQUESTED_MAX_S, wait_s
 
 
 def check_wait(data: bytes) -> object:
-    """Headers that ask for a wait, and words: never a wait that is negative, no number, or longer than an hour."""
-    retry_after, date, words, *_ = [*data.decode("latin-1").split("\n", 2), "", "", ""]
-    text = words.encode("latin-1").decode("utf-8", "replace")
+    """Check that a wait requested by headers or text is a number from 0 to an hour."""
+    retry_after, date, text, *_ = [*data.decode("latin-1").split("\n", 2), "", "", ""]
+    text = text.encode("latin-1").decode("utf-8", "replace")
     moments = epoch_s(retry_after.strip()), epoch_s(date)
     assert all(moment is None or math.isfinite(moment) for moment in moments)
-    found = [asked_wait_s(retry_after, text, date=date, wall_time=wall) for wall in (WALL_S, None)]
-    for wait_s in found:
+    waits = [requested_wait_s(retry_after, text, date=date, wall_time=wall) for wall in (WALL_S, None)]
+    for wait_s in waits:
         assert_wait(wait_s)
     plain = retry_after.strip(" \t")
     if plain.isascii() and plain.isdigit() and len(plain) <= 15:
-        assert found == [min(float(plain), ASKED_MAX_S)] * 2, "seconds are seconds, however many zeros stand before"
+        assert waits == [min(float(plain), REQUESTED_MAX_S)] * 2, "leading zeros change the number of seconds"
     elif moments[0] is not None and moments[1] is not None:
-        assert found[1] == min(max(moments[0] - moments[1], 0.0), ASKED_MAX_S), "a date counts from the answer's own"
-    kinds = tuple(None if each is None else (each > 0) + (each >= ASKED_MAX_S) for each in found)
+        assert waits[1] == min(max(moments[0] - moments[1], 0.0), REQUESTED_MAX_S), (
+            "a Retry-After date is not relative to the answer's Date"
+        )
+    kinds = tuple(None if each is None else (each > 0) + (each >= REQUESTED_MAX_S) for each in waits)
     return kinds, plain.isdigit(), moments[0] is None, moments[1] is None, len(data).bit_length()
 
 
@@ -133,22 +135,23 @@ _source: Final = OAuth2Source(
         token_url="https://login.example.com/token", client_id="shipper", client_secret=LiteralSecret(CANARY)
     ),
     key="intake.oauth2",
-    post_form=lambda _url, _form: _given(),
+    post_form=lambda _url, _form: _post_form(),
     now=lambda: 1000.0,
     wall_time=lambda: WALL_S,
 )
-_now: dict[str, Answer] = {}
+_answers: list[Answer] = []
 
 
-async def _given() -> Answer:
-    return _now["answer"]
+async def _post_form() -> Answer:
+    return _answers.pop()
 
 
 def check_token(data: bytes) -> object:
-    """A token that a header can carry and that ends some day, or an error without what the answer says."""
-    _now["answer"] = answer = _answer(data)
+    """Check that the result is an expiring token valid in a header, or an error that does not quote the answer."""
+    answer = _answer(data)
+    _answers[:] = [answer]
     try:
-        token = loop().run_until_complete(_source.fetch(afresh=True))
+        token = loop().run_until_complete(_source.fetch())
     except NoTokenError as error:
         return _check_no_token(error)
     assert 200 <= answer.status < 300
@@ -164,12 +167,12 @@ def check_token(data: bytes) -> object:
 
 
 def _check_no_token(error: NoTokenError) -> object:
-    said = str(error)
-    assert CANARY not in said, "what was sent is quoted"
-    assert "\n" not in said
-    assert "intake.oauth2" in said or "for now" in said
+    message = str(error)
+    assert CANARY not in message, "the error quotes the answer"
+    assert "\n" not in message
+    assert "intake.oauth2" in message or "temporarily unable" in message
     assert_wait(error.retry_after_s)
-    return error.reason, said.partition("(")[0]
+    return error.reason, message.partition("(")[0]
 
 
 BODIES: Final = (
@@ -207,32 +210,10 @@ GRANTS: Final = (
 )
 NAMES: Final = (
     *("rejected", "errors", "Errors", "failed", "failed_records", "failures", "invalid", "results", "items", "events"),
-    *(
-        "index",
-        "row",
-        "EventId",
-        "eventid",
-        "id",
-        "status",
-        "statusCode",
-        "code",
-        "success",
-        "Success",
-        "ok",
-        "accepted",
-    ),
-    *(
-        "message",
-        "error",
-        "detail",
-        "title",
-        "field",
-        "duplicates",
-        "3",
-        "events[0]",
-        EVENT_IDS[2],
-        EVENT_IDS[2].upper(),
-    ),
+    *("index", "row", "EventId", "eventid", "id", "status", "statusCode", "code", "success", "Success", "ok"),
+    "accepted",
+    *("message", "error", "detail", "title", "field", "duplicates", "3", "events[0]", EVENT_IDS[2]),
+    EVENT_IDS[2].upper(),
 )
 
 TARGETS: Final = (
@@ -273,27 +254,11 @@ TARGETS: Final = (
         mutator(
             words=[*DATES, b"|", b"200", b"eyJleHAiOjE3OTAwMDM2MDB9", b"eyJleHAiOi0xfQ", b".", CANARY.encode()],
             values=[
-                60,
-                1,
-                0.001,
-                1e-300,
-                5e-324,
-                "3600",
-                "0",
-                "0.000000001",
-                "1e5",
-                "\u0663",
-                "Bearer",
-                "bearer",
+                *(60, 1, 0.001, 1e-300, 5e-324, "3600", "0", "0.000000001", "1e5", "\u0663", "Bearer", "bearer"),
                 CANARY,
             ],
             names=[
-                "access_token",
-                "expires_in",
-                "token_type",
-                "error",
-                "error_description",
-                "trace_id",
+                *("access_token", "expires_in", "token_type", "error", "error_description", "trace_id"),
                 "correlation_id",
             ],
         ),

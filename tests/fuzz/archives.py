@@ -1,4 +1,4 @@
-"""Compressed files that were cut short, changed, joined, or made to unpack to very much."""
+"""Compressed files that are truncated, corrupted, concatenated, or decompression bombs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-_READ_MAX: Final = 4 << 20  # of a bomb
+_READ_MAX: Final = 4 << 20  # decompressed, of a bomb
 _WINDOW_MAX: Final = 4 << 20
 _PATH: Final = Path("/logs/app.log.1")
 _READERS: Final[dict[str, Callable[[], Any]]] = {
@@ -40,59 +40,61 @@ def _memory() -> int:
 
 
 def check_archive(data: bytes) -> object:
-    """What can be read is what the library reads of the first member; then the end, or an error that names the file."""
+    """Check that the first member is read, followed by more data, the end, or an error that names the file."""
     os.ftruncate(_memory(), 0)
     os.pwrite(_memory(), data, 0)
     content = open_content(os.dup(_memory()), _PATH)
     try:
         if not isinstance(content, Archive):
             return "plain"
-        read, words = _read(content, 1 << 16)
-        assert _read(content, 777) == (read, words), "it depends on the length of the reads"
-        if not words and len(read) < _READ_MAX:
+        read, message = _read(content, 1 << 16)
+        assert _read(content, 777) == (read, message), "the result depends on the length of the reads"
+        if not message and len(read) < _READ_MAX:
             assert content.size() == len(read)
         is_ended = content.is_ended()
-        assert not (is_ended and words)
+        assert not (is_ended and message)
     finally:
         content.close()
-    if words:
-        assert str(_PATH) in words
-        assert f"{len(read)} bytes of content are readable before" in words
+    if message:
+        assert str(_PATH) in message
+        assert f"{len(read)} bytes of content before it are readable" in message
     first = _first_member(data, content.compression)
-    assert read[: len(first)] == first[: len(read)], "something else is read than is there"
-    # Asked for one byte alone, bzip2 gives one more before it finds the fault in what it was given.
-    assert len(read) + (content.compression == "bzip2") >= min(len(first), _READ_MAX), "what is whole is not read"
+    assert read[: len(first)] == first[: len(read)], "the data read differs from the content"
+    # When asked for a single byte, bzip2 returns one more byte before it detects corrupt input.
+    assert len(read) + (content.compression == "bzip2") >= min(len(first), _READ_MAX), (
+        "an intact archive is not read completely"
+    )
     return (
         content.compression,
-        words.partition(str(_PATH))[2][:60].rstrip("0123456789 "),
+        message.partition(str(_PATH))[2][:60].rstrip("0123456789 "),
         is_ended,
         len(read).bit_length(),
     )
 
 
 def _read(content: Archive, length: int) -> tuple[bytes, str]:
-    found = bytearray()
+    read = bytearray()
     try:
-        while len(found) < _READ_MAX and (piece := content.pread(length, len(found))):
+        while len(read) < _READ_MAX and (piece := content.pread(length, len(read))):
             assert len(piece) <= length
-            found += piece
+            read += piece
     except SourceError as error:
-        return bytes(found), str(error)
-    return bytes(found[:_READ_MAX]), ""
+        return bytes(read), str(error)
+    return bytes(read[:_READ_MAX]), ""
 
 
 def _first_member(data: bytes, kind: str) -> bytes:
-    """What the library itself gives of the first member, byte by byte, up to its fault."""
+    """Return what the library decompresses of the first member, byte by byte, up to an error."""
     reader = _READERS[kind]()
-    found = b""
+    read = b""
     try:
         for at in range(len(data)):
-            if reader.eof or len(found) >= _READ_MAX:
+            if reader.eof or len(read) >= _READ_MAX:
                 break
-            found += reader.decompress(data[at : at + 1])
+            read += reader.decompress(data[at : at + 1])
     except (zlib.error, zstd.ZstdError, lzma.LZMAError, OSError, EOFError):
         pass
-    return found
+    return read
 
 
 _LINES: Final = b"".join(b'{"EventId":"%032x","n":%d}\n' % (number * 7919, number) for number in range(12))

@@ -1,9 +1,9 @@
 """
-Whole conversations over real sockets: a whole shipper, or a client of reports, and a peer that answers what it likes.
+Conversations over real sockets: a whole shipper, or a report client, with a peer that sends arbitrary answers.
 
-The bytes of an input are the answers to the first requests of a batch; one answer is given twice: on a connection that
-has carried an answer, and on a new one. Then the peer answers as it should. So each record is settled once, whatever
-came before; and what was accepted before was accepted by an answer that another reader takes for an acceptance, too.
+An input contains the answers to the first requests of a batch. A single answer is sent twice: on a reused connection
+and on a new one. Afterwards the peer answers correctly. So each record must be settled exactly once, and a hostile
+answer may settle records only if another HTTP parser reads it in the same way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from random import Random
 from typing import Final
 
 from shipper.delivery.credentials import Authorization
-from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context
+from shipper.delivery.endpoint import ConnectionSettings, Endpoint, NoAnswerError
 from shipper.model.errors import ReportError
 from shipper.report.client import ReportClient
 from tests.answer_bodies import IDS, SAMPLES
@@ -27,21 +27,21 @@ from tests.fuzz.answers import BODIES, CANARY, DATES, GRANTS, HEADS, NAMES, chec
 from tests.fuzz.engine import Target
 from tests.fuzz.living import DELIVERY, Living, endpoint_at, loop, settings_for
 from tests.fuzz.mutation import mutator
-from tests.fuzz.peer import BETWEEN, CHUNKED, LENGTH, Peer, Reply, Script, read_by_another, script_of
+from tests.fuzz.peer import BETWEEN, CHUNKED, LENGTH, Peer, Reply, Script, read_with_http_client, script_of
 from tests.report_documents import brand, entry
 from tests.report_service import Asked, document
 
-_NEXT: Final = b"\x1d"  # between the answers of an input
+_NEXT: Final = b"\x1d"  # separates the answers of an input
 _ANSWERS_MAX: Final = 6
 _FOLLOWED: Final = 0.6
-_REQUESTS_MAX: Final = 200  # until the records of an input are settled
+_REQUESTS_MAX: Final = 200  # time limit for settling the records of an input
 _GOOD: Final = b"HTTP/1.1 202 Accepted\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 _NO_TOKEN: Final = b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n"
 _TAKES_APART: Final = {*range(200, 300), 400, 409, 413, 415, 422}
 
 
 class _Step:
-    """A hostile answer: to how many events, and what was accepted and refused by it."""
+    """A hostile answer: the number of events in its request, and how many were accepted and refused because of it."""
 
     def __init__(self, living: Living, script: Script, request: bytes) -> None:
         self._living = living
@@ -57,13 +57,13 @@ class _Step:
         self.has_ended = True
 
     def check(self) -> None:
-        """What was settled by this answer, another reader finds in it."""
+        """Assert that another HTTP parser reads the answer in the same way."""
         if not (self.accepted or self.refused):
             return
-        answer = read_by_another(self._script, "POST")
+        answer = read_with_http_client(self._script, "POST")
         if self.accepted:
             check_acceptance(answer, events=self.events, is_whole=self.accepted == self.events)
-        assert answer.status in _TAKES_APART, "it refuses no record"
+        assert answer.status in _TAKES_APART, "records were refused by an answer that refuses none"
 
 
 class _Talk:
@@ -82,7 +82,7 @@ class _Talk:
         self.requests = 0
 
     def answer(self, request: bytes) -> Reply:
-        """Answer as the scripts say, then well."""
+        """Return the answers of the input, then good ones."""
         self.note()
         script = next(self._scripts, None)
         if script is None:
@@ -91,18 +91,18 @@ class _Talk:
         return script
 
     def note(self) -> None:
-        """A request has come, so that what the last answer has led to is known."""
+        """Record that the effects of the previous answer are complete."""
         self.requests += 1
-        assert self.requests <= _REQUESTS_MAX, "the same is asked for ever"
+        assert self.requests <= _REQUESTS_MAX, "a request is repeated endlessly"
         for step in self.steps:
             step.end()
         gate = self.living.gate
-        assert CANARY not in gate.message, "what was sent is quoted"
-        assert gate.message.isprintable()
+        assert CANARY not in gate.problem, "the message quotes the answer"
+        assert gate.problem.isprintable()
         self.reasons.append(gate.reason)
 
     def outcome(self) -> object:
-        """Return what became of it, once everything is settled."""
+        """Check all steps after everything is settled, and return the outcome."""
         for step in self.steps:
             step.end()
             step.check()
@@ -136,7 +136,7 @@ _intake: Final = cache(_Intake)
 
 
 def check_answer(data: bytes) -> object:
-    """Each record is settled once, and accepted only by what is an acceptance."""
+    """Check that each record is settled once, and only accepted by an answer that accepts it."""
     return loop().run(_intake().converse(data))
 
 
@@ -144,7 +144,7 @@ def check_answer(data: bytes) -> object:
 
 
 class _Tokens:
-    """A service that refuses the token of each first request, and a token endpoint that answers with the input."""
+    """A service that refuses the first token, and a token endpoint that answers with the input."""
 
     def __init__(self) -> None:
         self._talk: _Talk
@@ -182,12 +182,12 @@ class _Tokens:
         return (*self._talk.reasons[:4], self._check_token(self._used[-1]), min(self._talk.requests, 10))
 
     def _check_token(self, token: str) -> bool:
-        """A token that is used was granted; returns whether the input granted it."""
+        """Assert that the token in use was granted, and return whether the input granted it."""
         if token in {f"good-{number}" for number in range(self._granted + 1)}:
             return False
         assert token.isascii()
         assert token.isprintable()
-        answer = read_by_another(self._script, "POST")
+        answer = read_with_http_client(self._script, "POST")
         assert 200 <= answer.status < 300
         assert json.loads(answer.body)["access_token"] == token
         return True
@@ -197,11 +197,11 @@ _tokens: Final = cache(_Tokens)
 
 
 def check_grant(data: bytes) -> object:
-    """A token that was granted is used, and nothing else; without one, delivery pauses."""
+    """Check that only granted tokens are used, and that delivery pauses without a token."""
     return loop().run(_tokens().converse(data))
 
 
-# Answers to a client of reports, and to one that begins TLS -----------------------------------------------------------
+# Answers to a report client and to a TLS client ----------------------------------------------------------------------
 
 _DAYS: Final = (date(2026, 10, 1), date(2026, 10, 31))
 _REPORT: Final = document(Asked(1001, *_DAYS, "", ""))
@@ -209,7 +209,7 @@ _GOOD_REPORT: Final = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(
 
 
 class _Reports:
-    """A service that gives one report, and the input instead of each further one."""
+    """A service that returns one report, and then the input."""
 
     def __init__(self) -> None:
         self._replies: Iterator[Reply]
@@ -225,7 +225,7 @@ class _Reports:
             endpoint, DELIVERY, concurrency=1, give_up_after_s=0, wall_time=time.time, rng=Random(1)
         ) as client:
             while True:
-                with suppress(ReportError):  # a busy machine may need longer than it has
+                with suppress(ReportError):  # a busy machine may exceed the time limit
                     await client.fetch(1001, *_DAYS)
                     break
             return await self._outcome(client), await self._outcome(client)
@@ -234,13 +234,13 @@ class _Reports:
         try:
             fetched = await client.fetch(1001, *_DAYS)
         except ReportError as error:
-            return _said(error).partition(": ")[2].partition("`")[0][:30]
-        answer = read_by_another(self._script, "GET")
+            return _message(error).partition(": ")[2].partition("`")[0][:30]
+        answer = read_with_http_client(self._script, "GET")
         assert (answer.status, answer.body.removeprefix(BOM_UTF8)) == (200, fetched.body)
         return len(fetched.unknown_fields), len(fetched.report.brands)
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     text = str(error)
     assert CANARY not in text
     assert text.isprintable()
@@ -249,25 +249,26 @@ def _said(error: Exception) -> str:
 
 
 class _Handshakes:
-    """A peer that answers the beginning of TLS with the input."""
+    """A peer that answers a TLS handshake with the input."""
 
     def __init__(self) -> None:
         self._script: Script
         self._peer = Peer(lambda _: self._script, is_plain=True)
-        self._context = make_ssl_context(endpoint_at(1, scheme="https"), "intake")
+        self._context = ConnectionSettings(endpoint_at(1, scheme="https"), DELIVERY, "intake").service_context
 
     async def converse(self, data: bytes) -> object:
         await self._peer.listen()
         self._script = script_of(data)
-        endpoint = endpoint_at(self._peer.port, scheme="https")
-        used = Endpoint(endpoint, DELIVERY, section="intake", ssl_context=self._context)
+        settings = ConnectionSettings(endpoint_at(self._peer.port, scheme="https"), DELIVERY, "intake")
+        settings.service_context = self._context  # creating a context costs more than a conversation
+        used = Endpoint(settings)
         try:
             answer = await used.request("POST", "/", b"{}", authorization=Authorization("t", "k"), max_answer_bytes=9)
         except NoAnswerError as error:
-            return error.cause, error.is_tls, _said(error)
+            return error.cause, error.is_tls, _message(error)
         finally:
             await used.aclose()
-        raise AssertionError(f"an answer without TLS: {answer}")
+        raise AssertionError(f"an answer was accepted without TLS: {answer}")
 
 
 _reports: Final = cache(_Reports)
@@ -275,12 +276,12 @@ _handshakes: Final = cache(_Handshakes)
 
 
 def check_report(data: bytes) -> object:
-    """A report is the one that was sent, to the byte; all else is an error that says what is wrong."""
+    """Check that the result is exactly the report that was sent, or an error."""
     return loop().run(_reports().converse(data))
 
 
 def check_handshake(data: bytes) -> object:
-    """Nobody is talked to who does not prove who he is."""
+    """Check that nothing is sent to a peer that is not authenticated."""
     return loop().run(_handshakes().converse(data))
 
 
@@ -320,36 +321,11 @@ _STATUSES: Final = (
     *(b"000 x", b"099", b"199 x", b"299 x", b"600 x", b"999 x", b"9999 x", b"20", b"-20 x"),
 )
 _WORDS: Final = (
-    *(
-        _NEXT,
-        BETWEEN,
-        LENGTH,
-        CHUNKED,
-        _GOOD,
-        _RAW_CHUNKS,
-        b"\r\n",
-        b"\r\n\r\n",
-        b"\n",
-        b"\r",
-        b" ",
-        b":",
-        b"\t",
-        b"\0",
-    ),
+    *(_NEXT, BETWEEN, LENGTH, CHUNKED, _GOOD, _RAW_CHUNKS, b"\r\n", b"\r\n\r\n", b"\n", b"\r", b" ", b":", b"\t"),
+    b"\0",
     *(b"HTTP/1.1 %b\r\n" % status for status in _STATUSES),
-    *(
-        b"keep\n",
-        b"hold\n",
-        b"reset\n",
-        b"0\r\n",
-        b"0\r\n\r\n",
-        b"2\r\n{}\r\n",
-        b"-1\r\n",
-        b";x=y",
-        b"1_0",
-        b"+2",
-        b"0x2",
-    ),
+    *(b"keep\n", b"hold\n", b"reset\n", b"0\r\n", b"0\r\n\r\n", b"2\r\n{}\r\n", b"-1\r\n", b";x=y", b"1_0", b"+2"),
+    b"0x2",
     *(b"Connection: close\r\n", b"Connection: keep-alive\r\n", b"Connection: upgrade\r\nUpgrade: h2c\r\n"),
     *(b"Content-Length: %b\r\n" % each for each in (b"-1", b"2", b"9" * 30, b"1, 2", b"2, 2", b"")),
     *(b"Transfer-Encoding: %b\r\n" % each for each in (b"chunked", b"gzip", b"gzip, chunked", b"identity", b"x")),
@@ -396,7 +372,7 @@ _mutate: Final = mutator(
 
 
 def _mutate_talk(rng: Random, data: bytes, others: Sequence[bytes]) -> bytes:
-    """Change an answer; mostly another one or more follow it, as they are."""
+    """Mutate an answer, and usually append other answers unchanged."""
     data = _mutate(rng, data, others)
     while rng.random() < _FOLLOWED and data.count(_NEXT) < _ANSWERS_MAX - 1:
         data += _NEXT + others[int(rng.random() * len(others))]

@@ -1,4 +1,4 @@
-"""Runs targets: makes inputs, keeps those with a new outcome, and makes what fails small and repeatable."""
+"""Run targets: generate inputs, keep those with a new outcome, and shrink those that fail."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ import structlog
 from tests.fuzz.mutation import Mutate
 
 _POOL: Final = 2_000
-_FAILURES: Final = 5
-_LIMIT_S: Final = 20.0  # of the processor's time, for one input: it hangs
-_SHRINKING: Final = 3_000  # runs of the target at most
+_FAILURES_MAX: Final = 5
+_LIMIT_S: Final = 20.0  # of CPU time; an input that takes longer hangs
+_SHRINKING_RUNS: Final = 3_000
 _SHRINKING_S: Final = 10.0
 
 Check = Callable[[bytes], object]
@@ -31,12 +31,12 @@ Check = Callable[[bytes], object]
 
 class Target(NamedTuple):
     """
-    Something that reads what others wrote.
+    Code that reads untrusted bytes, with an invariant to check.
 
     Attributes:
-        check: Raises if something does not hold; returns what became of the input, to be hashed.
-        seeds: Samples to begin with, good ones and bad ones.
-        share: Of the executions of a run over all targets; dear ones have a small share.
+        check: Raises if an invariant is broken; returns a hashable outcome.
+        seeds: Good and bad samples to start with.
+        share: Relative number of executions in a run of all targets; small for expensive ones.
     """
 
     name: str
@@ -47,24 +47,23 @@ class Target(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An input for which something does not hold, and the error that says so."""
+    """An input that breaks an invariant, and the error."""
 
     data: bytes
-    error: BaseException
+    error: Exception
     number: int
-    found_bytes: int
+    original_bytes: int
 
     @property
     def place(self) -> tuple[str, str]:
-        """What tells one failure from another: the error's type, and the line that raised it."""
         return place_of(self.error)
 
 
-class Outcome(NamedTuple):
+class Report(NamedTuple):
     """
     Attributes:
-        kinds: How many different things became of the inputs.
-        seconds: Of the processor.
+        kinds: Number of different outcomes.
+        seconds: CPU time.
     """
 
     executions: int
@@ -74,24 +73,19 @@ class Outcome(NamedTuple):
 
 
 class HangError(Exception):
-    """An input keeps its reader busy."""
+    """The reader of an input does not end."""
 
 
-def fuzz(target: Target, executions: int, seed: int) -> Outcome:
-    """
-    Run a target; an execution is one input that went through it, from its first byte to its last check.
-
-    Returns:
-        At most five failures, from different lines of the code, made small.
-    """
+def fuzz(target: Target, executions: int, seed: int) -> Report:
+    """Run a target and shrink the failures; stop after failures at five different lines of code."""
     rng = Random(f"{seed} {target.name}")
     pool = list(target.seeds)
-    seen: set[object] = set()
+    outcomes: set[object] = set()
     failures: list[Failure] = []
     started = time.process_time()
     number = 0
-    with quiet(), limited():
-        while number < executions and len(failures) < _FAILURES:
+    with quiet(), _limited():
+        while number < executions and len(failures) < _FAILURES_MAX:
             is_seed = number < len(target.seeds)
             data = target.seeds[number] if is_seed else target.mutate(rng, pool[int(rng.random() * len(pool))], pool)
             number += 1
@@ -100,63 +94,60 @@ def fuzz(target: Target, executions: int, seed: int) -> Outcome:
                 outcome = target.check(data)
             except Exception as error:
                 if place_of(error) not in {failure.place for failure in failures}:
-                    failures.append(_shrunk(target.check, data, error, number))
+                    smallest, error = _shrink(target.check, data, error)
+                    failures.append(Failure(smallest, error, number, len(data)))
                 continue
-            if outcome not in seen:
-                seen.add(outcome)
-                _keep(pool, data, rng)
-    return Outcome(number, len(seen), time.process_time() - started, failures)
-
-
-def _keep(pool: list[bytes], data: bytes, rng: Random) -> None:
-    if len(pool) < _POOL:
-        pool.append(data)
-    else:
-        pool[int(rng.random() * _POOL)] = data
+            if outcome not in outcomes:
+                outcomes.add(outcome)
+                if len(pool) < _POOL:
+                    pool.append(data)
+                else:
+                    pool[int(rng.random() * _POOL)] = data
+    return Report(number, len(outcomes), time.process_time() - started, failures)
 
 
 def place_of(error: BaseException) -> tuple[str, str]:
-    """Return the error's type, and the line that raised it."""
+    """Return what distinguishes failures: the type of the error and the line that raised it."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return type(error).__name__, f"{frame.filename}:{frame.lineno}"
 
 
-def _shrunk(check: Check, data: bytes, error: Exception, number: int) -> Failure:
-    """Leave out what the failure does not need: ever smaller pieces, then make bytes plain."""
-    wanted, best, runs = place_of(error), data, 0
-    until = time.process_time() + _SHRINKING_S
+def _shrink(check: Check, data: bytes, error: Exception) -> tuple[bytes, Exception]:
+    """Remove ever smaller pieces while the failure remains; then replace bytes by zeros."""
+    place, best, runs = place_of(error), data, 0
+    deadline = time.process_time() + _SHRINKING_S
 
-    def fails(candidate: bytes) -> Exception | None:
+    def failure(candidate: bytes) -> Exception | None:
         nonlocal runs
-        runs += 1 if time.process_time() < until else _SHRINKING
+        runs += 1 if time.process_time() < deadline else _SHRINKING_RUNS
         try:
             signal.setitimer(signal.ITIMER_PROF, _LIMIT_S)
             check(candidate)
-        except Exception as found:
-            return found if place_of(found) == wanted else None
+        except Exception as raised:
+            return raised if place_of(raised) == place else None
         return None
 
     size = max(1, len(best) // 2)
-    while runs < _SHRINKING:
+    while runs < _SHRINKING_RUNS:
         at, before = 0, best
-        while at < len(best) and runs < _SHRINKING:
+        while at < len(best) and runs < _SHRINKING_RUNS:
             candidate = best[:at] + best[at + size :]
-            if found := fails(candidate):
-                best, error = candidate, found
+            if raised := failure(candidate):
+                best, error = candidate, raised
             else:
                 at += size
         if size == 1 and best == before:
             break
         size = max(1, size // 2)
-    for at in range(len(best) if runs < _SHRINKING else 0):
+    for at in range(len(best) if runs < _SHRINKING_RUNS else 0):
         candidate = best[:at] + b"0" + best[at + 1 :]
-        if best[at : at + 1] not in b"0" and (found := fails(candidate)):
-            best, error = candidate, found
-    return Failure(best, error, number, len(data))
+        if best[at : at + 1] not in b"0" and (raised := failure(candidate)):
+            best, error = candidate, raised
+    return best, error
 
 
 def write_failure(failure: Failure, target: Target, seed: int, folder: Path) -> str:
-    """Write the input to a file, and say all that is needed to repeat it."""
+    """Write the input to a file, and return a message that says how to reproduce the failure."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{target.name}-{seed}-{failure.number}"
     path.write_bytes(failure.data)
@@ -164,7 +155,7 @@ def write_failure(failure: Failure, target: Target, seed: int, folder: Path) -> 
         [
             f"{target.name}: input {failure.number} of seed {seed} fails, {' at '.join(failure.place)}",
             *traceback.format_exception(failure.error, chain=False)[-6:],
-            f"the input, made small ({failure.found_bytes} -> {len(failure.data)} bytes):",
+            f"the input, shrunk from {failure.original_bytes} to {len(failure.data)} bytes:",
             f"    {failure.data!r}",
             f"repeat it: python -m tests.fuzz {target.name} --input {path}",
         ]
@@ -173,15 +164,15 @@ def write_failure(failure: Failure, target: Target, seed: int, folder: Path) -> 
 
 @cache
 def loop() -> asyncio.AbstractEventLoop:
-    """The event loop of the targets that need one."""
-    made = asyncio.new_event_loop()
-    atexit.register(made.close)
-    return made
+    """Return the event loop of the targets that need one."""
+    new = asyncio.new_event_loop()
+    atexit.register(new.close)
+    return new
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let nothing be logged."""
+    """Suppress all logging."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
@@ -191,13 +182,13 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def limited() -> Iterator[None]:
-    """End what hangs; each input sets the clock anew."""
+def _limited() -> Iterator[None]:
+    """Interrupt inputs that hang; the timer is reset for each input."""
 
-    def hang(_: int, frame: FrameType | None) -> None:
-        raise HangError(f"it took more than {_LIMIT_S:g} s")
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        raise HangError(f"no end within {_LIMIT_S:g} s of CPU time")
 
-    before = signal.signal(signal.SIGPROF, hang)
+    before = signal.signal(signal.SIGPROF, interrupt)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""How records lie in an input: the same ones wherever it is cut, and rows of CSV as the csv module has them."""
+"""Framings: cuts do not change the records, and CSV rows are read as by the csv module."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from shipper.codec.rows import Unreadable, read_rows
+from shipper.codec.documents import read_rows
 from shipper.model.framing import LINES, BatchElements, CsvRows, Framing, csv_rows
 from shipper.model.records import Chunk, Stream
-from shipper.sources.content import Compression, begins_like_archive, compression_of
-from shipper.sources.incoming import Incoming
+from shipper.sources.content import Compression, compression_of, is_partial_magic
 from shipper.sources.reader import InputForm, StreamReader
+from shipper.sources.stdin import SpoolFramer
 from tests.fuzz.engine import Target
 from tests.fuzz.mutation import mutator
 from tests.fuzz.oracle import BLANKS
@@ -36,10 +36,10 @@ _FORMS: Final = [
 
 class Growing:
     """
-    A content that is there up to some byte.
+    Content that is written up to an offset.
 
     Args:
-        reserved_bytes: The room that its writer has reserved beyond all of it, so that it is filled and does not grow.
+        reserved_bytes: Size reserved by the writer; it is filled with data and does not grow.
     """
 
     compression: Compression = ""
@@ -69,7 +69,7 @@ class Growing:
 
 
 def records_of(data: bytes, framing: Framing, *, is_first: bool, end: int | None = None) -> Iterator[bytes]:
-    """The records of a chunk, or those that end before `end`, without what is none: blank ones, the header, the BOM."""
+    """Yield the records of a chunk that end before `end`, without whitespace, header and BOM."""
     start = 0
     if is_first:
         start = len(framing.header) if isinstance(framing, CsvRows) else len(_BOM) * data.startswith(_BOM)
@@ -82,7 +82,7 @@ def records_of(data: bytes, framing: Framing, *, is_first: bool, end: int | None
 
 
 def _cuts(data: bytes, seed: int) -> list[int]:
-    """Some places, or all of them, the end among them; the seed alone tells which."""
+    """Return some or all offsets, including the end; they depend only on the seed."""
     if seed % 4 == 0 and len(data) < 100:
         return list(range(1, len(data) + 1))
     rng = Random(seed)
@@ -90,25 +90,25 @@ def _cuts(data: bytes, seed: int) -> list[int]:
 
 
 def check_framing(data: bytes) -> object:
-    """A file that grows and a pipe give the same records, wherever they are cut, as the whole does."""
+    """Check that a growing file and a pipe yield the records of the complete input, wherever they are cut."""
     head, _, body = data.partition(b"\n")
     head += b"\0\0"
     form = _FORMS[head[0] % len(_FORMS)]
-    if compression_of(body) or begins_like_archive(body) or not body.strip(BLANKS):
+    if compression_of(body) or is_partial_magic(body) or not body.strip(BLANKS):
         return "no text"
     if body.lstrip(BLANKS).startswith(_BOM) and not body.startswith(_BOM):
-        return "a mark that does not stand first"  # a pipe takes it for one, as blanks before the input do not count
+        return "a BOM after blanks"  # a pipe recognises it, because it ignores blanks before the input
     cuts = _cuts(body, head[1])
     whole = form.framing_of(body, is_whole=True)
     assert whole is not None
     if isinstance(whole, CsvRows) and _sound_csv_bytes(whole.header, whole, 0) <= len(whole.header):
-        return "a header that is no row, or one over several lines"  # which is not known as one
+        return "an invalid header or one of several lines"  # not recognised as a header
     if isinstance(whole, CsvRows) and whole.repeated:
-        return "a column twice"  # of which a file is not read
+        return "a repeated column"  # such a file is not read
     wanted = list(records_of(body, whole, is_first=True))
     chunks = _read_growing(body, form, cuts, reserved_bytes=head[1] % 3)
     assert [chunk.start_offset for chunk in chunks] == [0, *(chunk.end_offset for chunk in chunks)][: len(chunks)]
-    assert not chunks or chunks[-1].end_offset == len(body.rstrip(b"\0")), "something is not read"
+    assert not chunks or chunks[-1].end_offset == len(body.rstrip(b"\0")), "data is left unread"
     found = [
         record
         for chunk in chunks
@@ -122,10 +122,10 @@ def check_framing(data: bytes) -> object:
         found = [_on_one_line(record) for record in found]
     elif isinstance(whole, CsvRows):
         sound_bytes = _sound_csv_bytes(body, whole, len(whole.header))
-    # Behind a fault, where a record ends is anybody's guess.
+    # After invalid data, the end of a record is undefined.
     count = len(list(records_of(body, whole, is_first=True, end=sound_bytes)))
-    assert found[:count] == wanted[:count], "a file has other records when it is read while it grows"
-    assert piped[:count] == wanted[:count], "a pipe has other records than a file"
+    assert found[:count] == wanted[:count], "a growing file yields other records than a complete one"
+    assert piped[:count] == wanted[:count], "a pipe yields other records than a file"
     return whole.format, form.format, min(len(wanted), 40), min(len(chunks), 10)
 
 
@@ -134,7 +134,7 @@ def _on_one_line(record: bytes) -> bytes:
 
 
 def _sound_json_bytes(body: bytes) -> int:
-    """Return up to where it is one JSON value behind the other; beyond the end if all of it is."""
+    """Return the length of the leading valid JSON values; more than the length of the data if all are valid."""
     skipped = len(_BOM) if body.startswith(_BOM) else 0
     text = body[skipped:].decode("utf-8", "surrogateescape")
     at = 0
@@ -149,7 +149,7 @@ def _sound_json_bytes(body: bytes) -> int:
 
 
 def _sound_csv_bytes(body: bytes, rows: CsvRows, at: int) -> int:
-    """Return up to where it is rows by RFC 4180, whose values hold quotes only if they are quoted; as for JSON."""
+    """Return the length of the leading rows valid by RFC 4180, quotes only in quoted values; otherwise as for JSON."""
     mark = re.escape(rows.delimiter.encode())
     value = rb'(?:"[^"]*(?:""[^"]*)*"|[^"\n%b]*)' % mark
     row = re.compile(rb"%b(?:%b%b)*\r?(?:\n|$)" % (value, mark, value))
@@ -176,33 +176,33 @@ def _read_growing(body: bytes, form: InputForm, cuts: list[int], *, reserved_byt
 
 
 def _read_piped(body: bytes, form: InputForm, cuts: list[int]) -> list[bytes]:
-    incoming = Incoming(form, max_record_bytes=1 << 20)
+    framer = SpoolFramer(form, max_record_bytes=1 << 20)
     kept = b""
     for start, end in zip([0, *cuts], cuts, strict=False):
-        kept += incoming.take(body[start:end], is_final=end == len(body))
-        if incoming.header:
-            assert incoming.header + kept == body[:end], "rows that a pipe has read are in memory alone"
-            whole = len(kept) - incoming.open_bytes
-            rows = CsvRows(incoming.header, incoming.delimiter)
+        kept += framer.take(body[start:end], is_final=end == len(body))
+        if framer.header:
+            assert framer.header + kept == body[:end], "rows read from a pipe are only in memory"
+            whole = len(kept) - framer.open_bytes
+            rows = CsvRows(framer.header, framer.delimiter)
             if end == len(body):
-                assert whole == len(kept), "the end of the input ends no row"
+                assert whole == len(kept), "the end of the input does not end the last row"
             elif _sound_csv_bytes(kept, rows, 0) > len(kept):
-                assert rows.cut(kept[:whole], is_final=False) == whole, "what is called whole ends within a row"
-    framing = CsvRows(incoming.header, incoming.delimiter) if incoming.header else LINES
-    return list(records_of(incoming.header + kept, framing, is_first=True))
+                assert rows.cut(kept[:whole], is_final=False) == whole, "complete data ends within a row"
+    framing = CsvRows(framer.header, framer.delimiter) if framer.header else LINES
+    return list(records_of(framer.header + kept, framing, is_first=True))
 
 
 def check_rows(data: bytes) -> object:
-    """Rows that the csv module wrote are read as they were; any others get the verdict that each gets alone."""
+    """Check that rows written by the csv module are read back unchanged, wherever they are cut."""
     head, _, body = data.partition(b"\n")
     head += b"\0\0\0"
     mark = ",;\t|"[head[0] % 4]
     table = [[cell.decode("utf-8", "replace") for cell in row.split(b"\x1f")] for row in body.split(b"\x1e")]
-    table = [row[:12] for row in table[:20]]  # wider and longer ones take their time, and show nothing new
+    table = [row[:12] for row in table[:20]]  # larger tables are slow and show nothing new
     width = len(table[0])
     names = [f"c{index}" for index in range(width)]
     table = [(row + [""] * width)[:width] for row in table]
-    if not head[1] % 2:  # the module writes those bare, and does not read them back
+    if not head[1] % 2:  # the module writes these unquoted and cannot read them back
         table = [[cell.replace("\r", "") for cell in row] for row in table]
     out = io.StringIO()
     writer = csv.writer(
@@ -222,27 +222,29 @@ def check_rows(data: bytes) -> object:
         raws += [written[start:][frame.start : frame.end] for frame in rows.frames(written[start : start + cut], 0)]
         start += cut
     assert start == len(written)
-    found = read_rows(raws[1:], rows)
-    assert found == [dict(zip(names, row, strict=True)) for row in table]
+    assert read_rows(raws[1:], rows) == ([dict(zip(names, row, strict=True)) for row in table], {})
     return width, len(table), head[1] % 4, any(chr(34) in cell for row in table for cell in row)
 
 
 def check_odd_rows(data: bytes) -> object:
-    """Of any bytes, each row gets the verdict of the csv module, whatever stands beside it."""
+    """Check that each row gets the verdict of the csv module, independent of its neighbours."""
     header, _, body = data.partition(b"\n")
     rows = csv_rows(header + b"\n", is_whole=True)
     assert rows is not None
     raws = [body[frame.start : frame.end] for frame in rows.frames(body, 0)]
-    assert b"".join(raws).replace(b"\n", b"") == body.replace(b"\n", b""), "bytes belong to no row, or to two"
+    assert b"".join(raws).replace(b"\n", b"") == body.replace(b"\n", b""), "bytes belong to no row or to two rows"
     raws = [raw for raw in raws if raw.strip(BLANKS)]
-    found = read_rows(raws, rows)
-    assert len(found) == len(raws)
+    documents, faults = read_rows(raws, rows)
+    assert len(documents) + len(faults) == len(raws)
     if rows.repeated:
-        assert all(isinstance(row, Unreadable) and row.rule == "csv" for row in found)
-        return "a column twice"
+        assert {rule for rule, _ in faults.values()} <= {"csv"}
+
+        return "a repeated column"
     verdicts = []
-    for raw, row in zip(raws, found, strict=True):
-        verdicts.append(row.rule if isinstance(row, Unreadable) else "")
+    readable = iter(documents)
+    for index, raw in enumerate(raws):
+        row = None if index in faults else next(readable)
+        verdicts.append(faults[index][0] if index in faults else "")
         try:
             (alone,) = csv.reader([raw.decode()], delimiter=rows.delimiter, strict=True)
         except UnicodeDecodeError:
@@ -267,35 +269,10 @@ TEXTS: Final = (
     b"\0\0\0" + b'{"a":1}\n', b"name,other\n1,\"2\n3,4\n", b'name,other\na"b,"c\nd"e,"f"\n', b"name\tother\n\t\n",
 )  # fmt: skip
 WORDS: Final = [
-    *(
-        b'"',
-        b'""',
-        b'"\n"',
-        b",",
-        b";",
-        b"\r\n",
-        b"\n",
-        b"\r",
-        b"\t",
-        b"\0",
-        b"[",
-        b"]",
-        b"{",
-        b"}",
-        b"\\",
-        b'\\"',
-        b"],[",
-    ),
-    *(
-        b'{"EventType":"Acquisition","events":[',
-        b'"EventType":"Acquisition"',
-        b"]}",
-        _BOM,
-        b"\xff",
-        b"a,b\n",
-        b"\n\n",
-        b" ",
-    ),
+    *(b'"', b'""', b'"\n"', b",", b";", b"\r\n", b"\n", b"\r", b"\t", b"\0", b"[", b"]", b"{", b"}", b"\\", b'\\"'),
+    b"],[",
+    *(b'{"EventType":"Acquisition","events":[', b'"EventType":"Acquisition"', b"]}", _BOM, b"\xff", b"a,b\n", b"\n\n"),
+    b" ",
     *(b'"a\nb"', b"\x1e", b"\x1f", b'x"y', b'"x"y'),
 ]
 

@@ -1,4 +1,4 @@
-"""A whole shipper that lives in this process over many inputs, and what has to be true of it at any time."""
+"""A complete shipper that runs in this process for many inputs, and its invariants."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from tests.answer_bodies import IDS
 from tests.e2e.driver import State, assert_accounted, read_state
 from tests.fuzz.answers import CANARY
 from tests.fuzz.engine import quiet
+from tests.processes import memory_bytes
 from tests.unit.test_codec import line
 
 T = TypeVar("T")
@@ -50,22 +51,19 @@ DELIVERY: Final = DeliverySettings(
 )
 _LIMIT_S: Final = 20.0
 _TURN_S: Final = 0.001
-_LIFE: Final = 2_000  # inputs; then another shipper begins with an empty state
-_ASKED_MAX_S: Final = 0.01  # of the hour that a service may ask to wait
-_WARM: Final = 300  # inputs, until the memory in use is what it stays
+_LIFE: Final = 2_000  # inputs until the shipper is replaced by one with an empty state
+_REQUESTED_MAX_S: Final = 0.01  # instead of an hour
+_WARM: Final = 300  # inputs until memory use is stable
 _GROWTH_BYTES: Final = 256 << 20
 
 
 class Loop:
     """
-    An event loop as the commands have it; what fails in it unseen fails the input.
-
-    Attributes:
-        unseen: What no task and nobody else was told of.
+    An event loop like that of the commands; unhandled errors fail the input.
     """
 
     def __init__(self) -> None:
-        self.unseen: list[str] = []
+        self._unhandled: list[str] = []
         self._loop = uvloop.new_event_loop()
         self._loop.set_exception_handler(self._note)
         self._conversation: asyncio.Task[Any]
@@ -73,51 +71,52 @@ class Loop:
         self._resident_bytes = 0
 
     def _note(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self.unseen.append(repr(context))
+        self._unhandled.append(repr(context))
         self._conversation.cancel()
 
     def run(self, conversation: Coroutine[Any, Any, T]) -> T:
-        """Run what an input leads to, within limits of time and memory."""
+        """Run the conversation of an input within time and memory limits."""
         self._conversation = self._loop.create_task(asyncio.wait_for(conversation, _LIMIT_S))
         try:
-            with patch.object(waits, "ASKED_MAX_S", _ASKED_MAX_S):
-                found: T = self._loop.run_until_complete(self._conversation)
+            with patch.object(waits, "REQUESTED_MAX_S", _REQUESTED_MAX_S):
+                outcome: T = self._loop.run_until_complete(self._conversation)
         finally:
-            unseen, self.unseen = self.unseen, []
-            assert not unseen, unseen
+            unhandled, self._unhandled = self._unhandled, []
+            assert not unhandled, unhandled
         self._inputs += 1
-        resident_bytes = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        resident_bytes = memory_bytes(os.getpid())
         if self._inputs <= _WARM:
             self._resident_bytes = max(self._resident_bytes, resident_bytes)
         assert self._inputs <= _WARM or resident_bytes - self._resident_bytes < _GROWTH_BYTES, "memory grows"
-        return found
+        return outcome
 
     def close(self) -> None:
-        """End what still lives: the interpreter would wait for its threads."""
+        """Cancel all tasks, because the interpreter would wait for their threads."""
         living = asyncio.all_tasks(self._loop)
         for task in living:
             task.cancel()
-        with quiet():
-            self._loop.run_until_complete(asyncio.gather(*living, return_exceptions=True))
+        if living:  # `gather` of nothing belongs to another loop
+            with quiet():
+                self._loop.run_until_complete(asyncio.gather(*living, return_exceptions=True))
         self._loop.close()
 
 
 @cache
 def loop() -> Loop:
-    """The event loop of the conversations."""
+    """Return the event loop of the conversations."""
     made = Loop()
-    threading._register_atexit(made.close)  # type: ignore[attr-defined]  # others run after threads were waited for
+    threading._register_atexit(made.close)  # type: ignore[attr-defined]  # other handlers run only after threads were joined
     return made
 
 
 class Living:
     """
-    A shipper and the block it lives in.
+    A shipper within its `async with` block.
 
     Args:
-        settings: For a state directory.
+        settings: Returns the settings for a state directory.
     Attributes:
-        accepted, refused: How many records its answers have settled; they are counted in its totals a little later.
+        accepted, refused: Records settled by answers; totals count them slightly later.
     """
 
     def __init__(self, settings: Callable[[Path], Settings]) -> None:
@@ -133,15 +132,15 @@ class Living:
 
     @property
     def gate(self) -> Any:
-        return self._stages._gate
+        return self._senders.gate
 
     @property
-    def _stages(self) -> Any:
+    def _senders(self) -> Any:
         assert self._shipper._pipeline is not None
-        return self._shipper._pipeline._stages
+        return self._shipper._pipeline._senders
 
     async def ship(self) -> None:
-        """Ship three records, and wait until each of them is settled."""
+        """Ship three records, and wait until all of them are settled."""
         await self._live()
         self._inputs += 1
         self._unlearn()
@@ -158,14 +157,14 @@ class Living:
         totals = self._shipper.totals
         assert totals.read == totals.accepted + totals.dead_lettered + totals.duplicates + totals.pending
         assert (totals.read, totals.duplicates, totals.pending) == (self._inputs * len(RECORDS), 0, 0)
-        assert not self.gate.reason, "the good answer did not end the pause"
+        assert not self.gate.reason, "an acceptance did not end the pause"
 
     def _unlearn(self) -> None:
-        """Forget what the last input has taught about the peer: how much it takes."""
-        self._stages._shared.working_bytes = math.inf
+        """Forget the size limit learned from the last input."""
+        self._senders._shared.working_bytes = math.inf
 
     async def _live(self) -> None:
-        """Begin, or begin anew with an empty state; then the books of the last life are looked at, on disk."""
+        """Start a shipper if none runs; replace it after many inputs and check its state on disk."""
         if self._block is not None and not self._block.done() and self._inputs < _LIFE:
             return
         if self._block is not None and not self._block.done():
@@ -181,7 +180,7 @@ class Living:
 
     async def _stay(self) -> None:
         async with Shipper(self._settings(self._folder)) as self._shipper:
-            for sender in self._stages._senders:
+            for sender in self._senders._senders:
                 sender._settle = partial(self._settle, sender._settle)
             self._ready.set()
             await self._ending.wait()
@@ -194,7 +193,7 @@ class Living:
         settle(accepted, refused)
 
     async def end(self) -> None:
-        """End its life; all that it was given is settled, and stands in its state."""
+        """Stop the shipper, and assert that everything is settled and saved."""
         assert self._block is not None
         self._ending.set()
         await self._block
@@ -205,7 +204,7 @@ class Living:
         assert_accounted(None, State(), state)
 
     async def _abandon(self) -> None:
-        """Let the next input have another shipper."""
+        """Discard the shipper, so that the next input gets a new one."""
         block, self._block = self._block, None
         if block is not None and not block.done():
             block.cancel()
@@ -218,7 +217,7 @@ class Living:
 
 
 def settings_for(folder: Path, intake: EndpointSettings) -> Settings:
-    """Return settings with which a batch is three records, and no wait is long."""
+    """Return settings with batches of three records and short waits."""
     return Settings(
         intake=intake,
         records=RecordsSettings(dedupe_window=0, max_future_seconds=10**9),
@@ -230,7 +229,7 @@ def settings_for(folder: Path, intake: EndpointSettings) -> Settings:
 
 
 def endpoint_at(port: int, *, scheme: str = "http", token_port: int = 0) -> EndpointSettings:
-    """Return an endpoint on loopback; with a port, its tokens come from an endpoint there."""
+    """Return an endpoint on loopback; with `token_port`, tokens come from a token endpoint."""
     return EndpointSettings(
         base_url=f"{scheme}://127.0.0.1:{port}",
         subscription_key=LiteralSecret("a-key"),

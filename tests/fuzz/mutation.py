@@ -1,4 +1,4 @@
-"""How inputs are changed: bytes, words that mean something to the reader, and values within JSON."""
+"""Mutate inputs: bytes, words with a meaning for the reader, and JSON values."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Mutate = Callable[[Random, bytes, Sequence[bytes]], bytes]
 
 def mutator(*, words: Sequence[bytes] = (), values: Sequence[object] = (), names: Sequence[str] = ()) -> Mutate:
     """
-    Make a function that changes an input a little.
+    Return a function that changes an input slightly.
 
     Args:
-        words: Pieces that mean something to the reader; put in anywhere.
-        values, names: Put into lines that are JSON, beside some that are always of interest.
+        words: Strings with a meaning for the reader, inserted anywhere.
+        values, names: Inserted into JSON lines, in addition to generally interesting values.
     Returns:
-        A function of a source of chance, an input, and other inputs to take pieces from.
+        A function of a random generator, an input, and other inputs to take pieces from.
     """
     all_values = [*_VALUES, *values]
 
@@ -50,7 +50,7 @@ def _times(rng: Random) -> int:
 
 
 def _below(rng: Random, end: int) -> int:
-    return int(rng.random() * end)  # a quarter of what `randrange` costs
+    return int(rng.random() * end)  # four times as fast as `randrange`
 
 
 def _with_bytes_changed(rng: Random, data: bytes, words: Sequence[bytes], others: Sequence[bytes]) -> bytes:
@@ -79,7 +79,7 @@ def _with_bytes_changed(rng: Random, data: bytes, words: Sequence[bytes], others
 
 
 def _with_json_changed(rng: Random, data: bytes, values: Sequence[object], names: Sequence[str]) -> bytes:
-    """Change a value in one of the lines; what is no JSON stays as it is."""
+    """Change a value in one of the lines, if it is JSON."""
     lines = data.split(b"\n")
     index = _below(rng, len(lines))
     if not lines[index].startswith((b"{", b"[")):

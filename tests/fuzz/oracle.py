@@ -1,17 +1,17 @@
-"""What must become of a line, told record by record and field by field, with nothing of the codec's."""
+"""The expected verdict on a record, without any code of the codec."""
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, Final, NamedTuple
 
 from shipper.codec import FIELD_RULES
-from shipper.model.wire import ActivityEvent
-from tests.model.test_codec_oracle import GOOD_FIELD
+from tests.unit.test_codec import LATEST
 
-FIELDS: Final = ActivityEvent.__struct_fields__
 BLANKS: Final = b" \t\r\n\0"
 NESTING_MAX: Final = 200
 
@@ -21,11 +21,61 @@ _EVENT_ID: Final = re.compile(
 _TIMESTAMP: Final = re.compile(r"(?a:(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.\d+)?(?:([Zz])|([+-])(\d\d):?(\d\d)))")
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_filled(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and 0 < value < 2**63
+
+
+def _matches(pattern: str) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
+
+
+def _is_ip(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and str(ipaddress.IPv4Address(value)) == value
+    except ValueError:
+        return False
+
+
+def _is_timestamp(value: Any) -> bool:
+    if not isinstance(value, str) or not re.fullmatch(r"(?a:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)", value):
+        return False
+    try:
+        return datetime.fromisoformat(value) <= datetime.fromisoformat(LATEST)
+    except ValueError:
+        return False
+
+
+_IS_GOOD: Final[dict[str, Callable[[Any], bool]]] = {
+    "EventId": _matches("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
+    "IP": _is_ip,
+    "Timestamp": _is_timestamp,
+    "BTag": _matches("[0-9]+_[0-9a-fA-F]{32}"),
+    "ConsumerID": _is_number,
+    "ConsumerCountry": _matches("[A-Z]{2}"),
+    "ConsumerCurrencyID": _matches("[A-Z]{3}"),
+    "Username": _is_filled,
+    "BrandID": _is_number,
+    "CustomerCurrencyID": _is_text,
+    "ConsumerStatus": _is_filled,
+    "AffiliateID": _is_text,
+    "ConsumerState": _matches("([A-Z]{2})?"),
+}
+FIELDS: Final = tuple(_IS_GOOD)
+
+
 class Expected(NamedTuple):
     """
     Attributes:
-        is_as_it_came: It leaves byte for byte; otherwise as `document`, its fields in this order.
-        rules: That it may be said to break; without a document, it is refused.
+        is_as_it_came: Whether it is sent byte for byte; otherwise as `document`, with its fields in this order.
+        rules: The rules that may be reported as broken; without a document, the record is refused.
     """
 
     document: dict[str, Any] | None = None
@@ -35,22 +85,20 @@ class Expected(NamedTuple):
 
 def expected(record: bytes, *, is_normalizing: bool, unknown: str) -> Expected:
     """
-    Tell what must become of a record, without blanks around it.
+    Return the expected result for a record without surrounding whitespace.
 
     Args:
-        unknown: What becomes of unknown fields: drop, reject, keep.
+        unknown: How to treat unknown fields: drop, reject, keep.
     """
     repeated: set[str] = set()
     document = read(record, repeated)
     if isinstance(document, str):
-        return Expected(rules=frozenset({document, "json"}))  # what is no text is no JSON, either
+        return Expected(rules=frozenset({document, "json"}))  # invalid UTF-8 is not JSON either
     known = {name: document[name] for name in FIELDS if name in document}
     if is_normalizing:
         known = _normalized(known)
     extra = {name: value for name, value in document.items() if name not in FIELDS}
-    bad = {
-        FIELD_RULES[field] for field, is_good in GOOD_FIELD.items() if field not in known or not is_good(known[field])
-    }
+    bad = {FIELD_RULES[field] for field, is_good in _IS_GOOD.items() if field not in known or not is_good(known[field])}
     if extra and unknown == "reject":
         bad.add("unknown_field")
     if repeated and not is_normalizing:
@@ -64,18 +112,18 @@ def expected(record: bytes, *, is_normalizing: bool, unknown: str) -> Expected:
 
 def read(record: bytes, repeated: set[str]) -> dict[str, Any] | str:
     """
-    Read a JSON object, of a name that stands twice the last value; the rule that it breaks if it is none.
+    Parse a JSON object, keeping the last value of a repeated name; return the broken rule if it is not one.
 
     Args:
-        repeated: The names that stand twice in it are added; not those of the objects within it.
+        repeated: Receives the repeated names at the top level.
     """
 
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in found]
-        repeated.clear()  # the object itself comes last
+        repeated.clear()  # the top level comes last
         repeated.update(name for name in names if names.count(name) > 1)
         if repeated:
-            json.dumps(found, ensure_ascii=False).encode()  # raises for what another value of its name hides, too
+            json.dumps(found, ensure_ascii=False).encode()  # also raises for values hidden by a repeated name
         return dict(found)
 
     try:
@@ -84,7 +132,7 @@ def read(record: bytes, repeated: set[str]) -> dict[str, Any] | str:
         return "encoding"
     try:
         document = json.loads(text, parse_constant=_refuse, object_pairs_hook=pairs)
-        json.dumps(document, ensure_ascii=False).encode()  # raises where half a surrogate pair stands
+        json.dumps(document, ensure_ascii=False).encode()  # raises for a lone surrogate
     except (ValueError, RecursionError):
         return "json"
     return document if isinstance(document, dict) and _depth(document) <= NESTING_MAX else "json"

@@ -1,8 +1,8 @@
 """
-A peer that answers with whatever bytes an input holds, on a real socket, in the event loop of what talks to it.
+A peer that answers with the bytes of an input, on a real socket, in the event loop of its client.
 
-An input is a line that says how the connection ends, and the bytes, in pieces of which each is sent by itself. What
-follows a blank line can have its true length, or come in chunks, so that a body that was changed is not just cut off.
+An input is a line that says how the connection ends, followed by pieces of bytes that are sent one by one. The body
+after a blank line can get its actual length or be sent in chunks, so that a mutated body is not just truncated.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from shipper.delivery.answer import Answer
 BETWEEN: Final = b"\x1e"  # pieces
 LENGTH: Final = b"Content-Length: @\r\n"
 CHUNKED: Final = b"Transfer-Encoding: @\r\n"
-_FLOOD_BYTES: Final = 64 << 20  # twice the most that is read of an answer, and what lies in the sockets
+_FLOOD_BYTES: Final = 64 << 20  # twice what is read of an answer at most, plus the socket buffers
 _PIECE_BYTES: Final = 65_536
 
 
 class Script(NamedTuple):
     """
-    What is sent, and how it ends: `close`, `reset`, `hold` (nothing more comes), `keep` (the next request is answered),
-    or `flood` (the last piece for ever).
+    What is sent, and how it ends: `close`, `reset`, `hold` (the connection stays silent), `keep` (the next request is
+    answered), or `flood` (the last piece is repeated endlessly).
     """
 
     pieces: list[bytes]
@@ -35,12 +35,12 @@ class Script(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether another reader of the same bytes comes to the same end of them."""
+        """Return whether the end of the answer is unambiguous, so that another parser finds the same."""
         return self.end not in {b"reset", b"flood"}
 
 
 def script_of(data: bytes) -> Script:
-    """Read an input."""
+    """Parse an input."""
     end, _, sent = data.partition(b"\n")
     head, blank, body = sent.partition(b"\r\n\r\n")
     if LENGTH in head + b"\r\n":
@@ -58,23 +58,22 @@ Reply = Script | bytes
 
 class Peer:
     """
-    Listens, and plays the reply to each request.
+    A server that answers each request with a script.
 
     Args:
-        reply: Called with each request, its head and body; and with what comes first if that is no HTTP.
-    Attributes:
-        is_plain: What comes need not be HTTP to be answered.
+        reply: Called with the head and body of each request.
+        is_plain: Whether to answer any data, even if it is not HTTP.
     """
 
     def __init__(self, reply: Callable[[bytes], Reply], *, is_plain: bool = False) -> None:
         self.reply = reply
         self.is_plain = is_plain
         self.port = 0
-        self._server: asyncio.Server  # lives as long as this refers to it
+        self._server: asyncio.Server  # a reference keeps it alive
         self.connections = 0
 
     async def listen(self) -> None:
-        """Begin, unless that was done."""
+        """Start listening, if not done yet."""
         if self.port:
             return
         loop = asyncio.get_running_loop()
@@ -122,7 +121,7 @@ class _Connection(asyncio.Protocol):
         for number, piece in enumerate(script.pieces):
             if number:
                 await asyncio.sleep(0)
-                await asyncio.sleep(0)  # the reader has had its turn
+                await asyncio.sleep(0)  # the reader has run
             self._transport.write(piece)
         if script.end == b"flood":
             await self._flood(script.pieces[-1] or b"\n")
@@ -143,7 +142,7 @@ class _Connection(asyncio.Protocol):
                 return
             self._transport.write(block)
             await asyncio.sleep(0)
-        raise AssertionError("an answer without end is read without end")
+        raise AssertionError("an endless answer is read endlessly")
 
 
 def _whole_request(received: bytes) -> bytes:
@@ -160,17 +159,17 @@ class _Bytes(io.BytesIO):
         return self
 
     def close(self) -> None:
-        """Stay open, as an answer may follow that only came in between."""
+        """Do nothing, because another answer may follow an informational one."""
 
 
-def read_by_another(script: Script, method: str) -> Answer:
+def read_with_http_client(script: Script, method: str) -> Answer:
     """
-    Read what was sent as the standard library does, which is another reader than ours.
+    Parse what was sent with the standard library instead of our parser.
 
     Raises:
-        HTTPException, ValueError: It cannot.
+        HTTPException, ValueError: It is invalid.
     """
-    source = _Bytes(b"".join(script.pieces).lstrip(b"\r\n"))  # what a line ends with may stand before an answer
+    source = _Bytes(b"".join(script.pieces).lstrip(b"\r\n"))  # line ends may precede an answer
     while True:
         response = http.client.HTTPResponse(source, method=method)  # type: ignore[arg-type]
         response.begin()

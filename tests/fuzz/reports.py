@@ -1,4 +1,4 @@
-"""Daily reports: what is no report is an error, and the figures of one are those that were written, to the digit."""
+"""Daily reports: an invalid one is an error, and the figures of a valid one are read exactly."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from shipper.model.errors import ReportError
 from shipper.report.checks import check_opening_balance, check_report
 from shipper.report.content import content_hash
 from shipper.report.document import FetchedReport, read_report
+from shipper.report.formatting import period
 from shipper.report.ranges import DateRange
-from shipper.report.rows import Fetched, account_table, source_table
-from shipper.report.wording import period
+from shipper.report.rows import ReportVersion, account_table, source_table
 from tests.fuzz.engine import Target
 from tests.fuzz.mutation import mutator
 from tests.report_documents import brand, entry, hostile, report
@@ -27,7 +27,7 @@ _EXACT: Final = Context(prec=200)
 
 
 def check_document(data: bytes) -> object:
-    """A report and its rows, or an error; no figure is rounded, and none is made up."""
+    """Check that the result is a report with its rows, or an error; no figure is rounded or invented."""
     try:
         fetched = read_report(data, account_id=_ACCOUNT)
     except ReportError as error:
@@ -43,7 +43,7 @@ def _number(text: str) -> Decimal | str:
     try:
         return Decimal(text)
     except InvalidOperation:
-        return text  # of an exponent that no computer holds, in a field that nobody knows
+        return text  # an exponent too large for Decimal, in an unknown field
 
 
 def _check_figures(fetched: FetchedReport, document: dict[str, Any]) -> None:
@@ -51,7 +51,7 @@ def _check_figures(fetched: FetchedReport, document: dict[str, Any]) -> None:
     _assert_same(report.opening_balance, document.get("openingBalance"))
     _assert_same(report.outgoing_balance, document.get("outgoingBalance"))
     assert len(report.brands) == len(document["brands"])
-    if fetched.merged:  # then its sources are not those of the document, one by one
+    if fetched.merged:  # then its sources do not correspond to those of the document
         return
     for read, written in zip(report.brands, document["brands"], strict=True):
         assert read.id == written["id"]
@@ -74,14 +74,14 @@ def _assert_same(read: Decimal | None, written: Decimal | None) -> None:
     assert (read is None) == (written is None)
     if read is not None and written is not None:
         assert read.is_finite()
-        assert read == written, "a digit is lost or made up"
-        assert read.as_tuple().exponent == written.as_tuple().exponent, "the scale is not the one that was written"
+        assert read == written, "a digit is lost or invented"
+        assert read.as_tuple().exponent == written.as_tuple().exponent, "the number of decimals has changed"
 
 
 def _check_rows(fetched: FetchedReport, document: dict[str, Any]) -> None:
     report = fetched.report
-    sources = source_table([Fetched(report)])
-    accounts = account_table([Fetched(report)])
+    sources = source_table([ReportVersion(report)])
+    accounts = account_table([ReportVersion(report)])
     listed = sum(len(each["marketingSources"]) for each in document["brands"])
     assert len(sources.rows) <= listed - len(fetched.merged)
     assert fetched.merged or len(sources.rows) == listed
@@ -92,11 +92,13 @@ def _check_rows(fetched: FetchedReport, document: dict[str, Any]) -> None:
     names = [column.name for column in sources.columns]
     with localcontext(_EXACT):
         for row in sources.rows:
-            said = dict(zip(names, row, strict=True))
-            if said["fees_result"] is not None and said["fees_adjustment"] is not None:
-                assert said["fees_total"] == said["fees_result"] + said["fees_adjustment"]
+            values = dict(zip(names, row, strict=True))
+            if values["fees_result"] is not None and values["fees_adjustment"] is not None:
+                assert values["fees_total"] == values["fees_result"] + values["fees_adjustment"]
     assert len(content_hash(fetched.body)) == 64
-    assert read_report(wire.encode_report(report), account_id=_ACCOUNT).report == report, "written again it differs"
+    assert read_report(wire.encode_report(report), account_id=_ACCOUNT).report == report, (
+        "the report differs after a round trip"
+    )
     findings = check_report(report, requested=_DAYS, earlier_version=replace(report, id="x"))
     for finding in [*findings, check_opening_balance(report, report)]:
         assert finding.check
@@ -138,15 +140,7 @@ _MUTATE: Final = mutator(
         b"\\ud800",
     ],
     values=[
-        1001,
-        2**63,
-        -(2**63),
-        1.5,
-        "1.5",
-        "NaN",
-        "2026-01-31T23:59:59",
-        "2026-01-32",
-        "9999-12-31T23:59:59",
+        *(1001, 2**63, -(2**63), 1.5, "1.5", "NaN", "2026-01-31T23:59:59", "2026-01-32", "9999-12-31T23:59:59"),
         "Euro",
     ],
     names=[

@@ -1,4 +1,4 @@
-"""The native scanner against the judge: what it takes passes as it stands, and what is ordinary is taken."""
+"""The native scanner against the judge: scanned lines are accepted unchanged, and ordinary lines are scanned."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from functools import partial
 from random import Random
 from typing import Final
 
-from shipper.codec.codec import Codec, repeats_in
-from shipper.codec.columns import Columns, tally
-from shipper.codec.dedupe import DedupeWindow, keys_of
-from shipper.codec.judge import SEPARATOR, Judge
+from shipper.codec.codec import Codec, _Scanned, find_repeats
+from shipper.codec.dedupe import DedupeWindow, keys_of, split_keys
+from shipper.codec.judge import Judge
+from shipper.codec.rules import Columns, tally
 from shipper.config.settings import RecordsSettings
 from shipper.model.records import Chunk, Stream, event_id_of
 from shipper.system.native import NATIVE
@@ -30,12 +30,12 @@ _ODD: Final = re.compile(rb'\\|"(?:ConsumerID|BrandID)"[ \t\r]*:[ \t\r]*[0-9]*[^
 
 
 def judged(lines: list[bytes]) -> Columns | None:
-    """Return what the judge makes of lines, all together; None if it does not take each of them."""
-    return _JUDGE.validate(b"[" + SEPARATOR.join(lines) + SEPARATOR + b"null]", len(lines), LATEST)
+    """Return the columns of all lines together; None unless the judge accepts all of them."""
+    return _JUDGE.validate(lines, LATEST)
 
 
 def check_scanner(data: bytes) -> object:
-    """Scan a chunk from each line on that the scanner has left."""
+    """Check which lines of a chunk the scanner accepts, piece by piece."""
     head, _, body = data.partition(b"\n")
     head += b"\0\0"
     room_events, room_bytes = 1 + head[0] % 7, 300 + 100 * (head[1] % 40)
@@ -46,49 +46,42 @@ def check_scanner(data: bytes) -> object:
     known: set[bytes] = set()
     scan = NATIVE.scan(body)
     while start < len(body):
-        events, end, slot, keys, consumer_ids, repeats, ledger, is_stopped = scan.take(
-            body, start, room_events, room_bytes, _LIMIT, LATEST, window
-        )
-        lines = body[start:end].removesuffix(b"\n").split(b"\n") if events else []
-        assert len(lines) == events <= room_events
-        if lines:
-            columns = judged(lines)
-            assert columns is not None, "the judge does not take what the scanner takes"
-            assert max(map(len, lines)) <= _LIMIT
-            assert sum(map(len, lines)) + events - 1 <= room_bytes
-            assert array("q", consumer_ids).tolist() == columns.consumer_ids
-            assert repeats == [
-                (ordinal, start + begin, start + finish)
-                for ordinal, begin, finish in repeats_in(columns.consumer_ids, b"\n".join(lines))
-            ]
-            assert dict(ledger.items()) == tally(columns)
-            if window.is_on:
-                ids = [keys[at : at + 16] for at in range(0, len(keys), 16)]
-                assert keys == keys_of(columns.event_ids)
-                assert len({*ids, *known}) == len(ids) + len(known), "a known EventId is taken"
-                known.update(ids)
-                assert slot >= 0
-        start, taken = end, taken + events
-        if events == room_events and not is_stopped:
-            continue
-        line = body[start:].partition(b"\n")[0]
-        if start < len(body) and is_stopped:
-            left += 1
-            alone = judged([line]) if len(line) <= _LIMIT else None
-            is_known = alone is not None and window.is_on and keys_of(alone.event_ids) in known
-            assert alone is None or is_known or _ODD.search(line), "what is ordinary is not taken"
-        elif start < len(body) and not events:
-            assert len(line) > room_bytes or room_events == 0, "there is room for one more"
+        found = _Scanned(*scan.take(body, start, room_events, room_bytes, _LIMIT, LATEST, window))
+        if found.end == start:
+            line = body[start:].partition(b"\n")[0]
+            assert len(line) > room_bytes, "the scanner stopped although there was room"
             room_bytes += len(line)
             continue
-        if not is_stopped:
-            continue
-        start = min(start + len(line) + 1, len(body))
+        assert len(body[start : found.end].removesuffix(b"\n")) <= room_bytes
+        lines: list[bytes] = []
+        for begin, end, count in found.stretches:
+            some = body[begin:end].split(b"\n")
+            assert len(some) == count
+            lines += some
+        assert len(lines) + len(found.others) <= room_events
+        if lines:
+            columns = judged(lines)
+            assert columns is not None, "the judge refuses a line that the scanner accepts"
+            assert max(map(len, lines)) <= _LIMIT
+            assert array("q", found.consumer_ids).tolist() == columns.consumer_ids
+            assert found.repeats == find_repeats(columns.consumer_ids, b"\n".join(lines))
+            assert dict(found.ledger.items()) == tally(columns)
+            if window.is_on:
+                ids = split_keys(found.keys)
+                assert found.keys == keys_of(columns.event_ids)
+                assert len({*ids, *known}) == len(ids) + len(known), "the scanner accepts a known EventId"
+                known.update(ids)
+        for begin, end in found.others:
+            line = body[begin:end]
+            alone = judged([line]) if len(line) <= _LIMIT else None
+            is_known = alone is not None and window.is_on and keys_of(alone.event_ids) in known
+            assert alone is None or is_known or _ODD.search(line), "the scanner skips an ordinary line"
+        start, taken, left = found.end, taken + len(lines), left + len(found.others)
     return taken, left
 
 
 def check_pieces(data: bytes) -> object:
-    """Encode a chunk with the native window and with the one in Python: the same is good, refused and repeated."""
+    """Check that the native and the Python dedupe window give the same results."""
     head, _, body = data.partition(b"\n")
     room_events = 1 + (head + b"\0")[0] % 100
     if not body:
@@ -115,7 +108,7 @@ def check_pieces(data: bytes) -> object:
             refused += [(each.start_offset, each.end_offset, each.rule) for each in span.rejections]
             counts = [counts[0] + span.records, counts[1] + span.duplicates]
         both.append((lines, sorted(waiting), refused, counts))
-    assert both[0] == both[1], "not the same is sent, refused or counted"
+    assert both[0] == both[1], "the native and the Python result differ"
     return len(both[0][0]), len(both[0][2]), len(both[0][1])
 
 
@@ -123,7 +116,7 @@ _ORDINARY: Final = [line.split(b'"') for seed in LINE_SEEDS for line in seed[3:]
 
 
 def cross(rng: Random, data: bytes, pool: Sequence[bytes], *, odd: float = 1) -> bytes:
-    """Make a chunk of a hundred lines, each of two others that are joined at a quote; in some, change a byte."""
+    """Return a hundred lines, each spliced at a quote from two others; in some, a byte is changed."""
     random = rng.random
     others = [line.split(b'"') for line in (data[3:] + b"\n" + pool[int(random() * len(pool))][3:]).split(b"\n")]
     made = []

@@ -1,4 +1,4 @@
-"""Settings, in a file, in the environment and on the command line: the settings, or an error that names the key."""
+"""Settings from a file, the environment and the command line are valid, or an error names the key."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from shipper.model.errors import ConfigError
 from tests.fuzz.engine import Target
 from tests.fuzz.mutation import mutator
 
-_CANARY: Final = "canary4711"  # a secret
+_CANARY: Final = "canary4711"  # stands for a secret
 _KEYS: Final = [leaf.key for leaf in leaves(Settings)]
 _SECRETS: Final = [leaf.key for leaf in leaves(Settings) if leaf.is_secret]
-# Where a secret stands as one; what is written under another key is no secret.
+# The keys of secrets; the value of any other key is not a secret.
 _NAMES: Final = "|".join(key.rpartition(".")[2] for key in _SECRETS)
 _AS_SECRET: Final = re.compile(rf'(?m)^(?:SHIPPER__|--set )?[\w.]*(?i:{_NAMES})\s*=\s*"?{_CANARY}"?$')
 
@@ -31,7 +31,7 @@ def _memory() -> int:
 
 
 def check_settings(data: bytes) -> object:
-    """Either there are settings that keep the bounds, or a `ConfigError` that says where; and never a secret in it."""
+    """Check that the result is valid settings or a `ConfigError` with the key, and that neither shows a secret."""
     text, environment, overrides, *_ = [*data.split(b"\x1e", 2), b"", b""]
     os.ftruncate(_memory(), 0)
     os.pwrite(_memory(), text, 0)
@@ -51,15 +51,15 @@ def check_settings(data: bytes) -> object:
         )
     except ConfigError as error:
         return _check_error(error, hides=hides)
-    assert not (hides and _CANARY in repr(settings)), "a secret is shown"
+    assert not (hides and _CANARY in repr(settings)), "the settings show a secret"
     _check_bounds(settings)
     return tuple(sorted({type(value).__name__ for value in msgspec.structs.astuple(settings)})), settings.intake is None
 
 
 def _check_error(error: ConfigError, *, hides: bool) -> str:
-    assert error.key or error.source, "nobody can tell where to look"
+    assert error.key or error.source, "the error does not name the key"
     assert error.message
-    assert not (hides and _CANARY in f"{error} {error.__cause__!r}"), "a secret is shown"
+    assert not (hides and _CANARY in f"{error} {error.__cause__!r}"), "the error shows a secret"
     return re.sub(r"\d+", "0", error.message)[:50]
 
 
@@ -69,7 +69,7 @@ def _check_bounds(settings: Settings) -> None:
     assert 1 <= settings.spool.segment_bytes <= settings.spool.max_bytes
     assert settings.input.max_record_bytes < settings.batch.max_bytes
     assert settings.state.directory.is_absolute()
-    assert len(settings.input.csv_delimiter.encode()) <= 1, "segments are named after it, and rows are cut at it"
+    assert len(settings.input.csv_delimiter.encode()) <= 1, "a delimiter must be a single character"
     for section in msgspec.structs.astuple(settings):
         values: tuple[Any, ...] = msgspec.structs.astuple(section) if section is not None else ()
         assert all(math.isfinite(value) for value in values if isinstance(value, float))
@@ -97,46 +97,12 @@ _SEEDS: Final = [
     *(text + b"\x1e\x1e" for text in _FILES if len(text) < 1500),
 ]
 _VALUES: Final = (
-    *(
-        "true",
-        "0",
-        "-1",
-        "1e400",
-        "nan",
-        "inf",
-        "9" * 40,
-        "0x10",
-        "1_000",
-        '""',
-        '"x"',
-        "''",
-        "[]",
-        "[[]]",
-        "{}",
-        "{ env = 1 }",
-    ),
-    *(
-        '{ file = "/x" }',
-        "2026-01-01",
-        '"adaptive"',
-        '"http://x"',
-        '"https://u:p@x"',
-        '"[::1]:80"',
-        '"127.0.0.1:99999"',
-        '"~"',
-    ),
-    *(
-        '"{"',
-        '"{a!r}"',
-        '"../../etc/passwd"',
-        '"\\u0000"',
-        '["ip", "ip"]',
-        '"Europe/../x"',
-        "1e-300",
-        '"\u0663"',
-        '"\\t"',
-        '";"',
-    ),
+    *("true", "0", "-1", "1e400", "nan", "inf", "9" * 40, "0x10", "1_000", '""', '"x"', "''", "[]", "[[]]", "{}"),
+    "{ env = 1 }",
+    *('{ file = "/x" }', "2026-01-01", '"adaptive"', '"http://x"', '"https://u:p@x"', '"[::1]:80"'),
+    *('"127.0.0.1:99999"', '"~"'),
+    *('"{"', '"{a!r}"', '"../../etc/passwd"', '"\\u0000"', '["ip", "ip"]', '"Europe/../x"', "1e-300", '"\u0663"'),
+    *('"\\t"', '";"'),
 )
 
 TARGETS: Final = (
@@ -151,19 +117,8 @@ TARGETS: Final = (
                 *(b"\nSHIPPER__" + key.upper().replace(".", "__").encode() + b"=" for key in _KEYS),
                 *(value.encode() + b"\n" for value in _VALUES * 4),
                 *(b"\n[" + key.rpartition(".")[0].encode() + b"]\n" for key in _KEYS),
-                *(
-                    b"\x1e",
-                    b"\n",
-                    b'"""',
-                    b"'''",
-                    b"[[input]]",
-                    b"[",
-                    b"# ",
-                    b"a.b.c = 1\n",
-                    b"\xff",
-                    b"\xef\xbb\xbf",
-                    b"\\",
-                ),
+                *(b"\x1e", b"\n", b'"""', b"'''", b"[[input]]", b"[", b"# ", b"a.b.c = 1\n", b"\xff", b"\xef\xbb\xbf"),
+                b"\\",
             ]
         ),
         share=0.2,

@@ -1,4 +1,4 @@
-"""Inputs that cost more than their size: a beginning, a piece that is repeated, and an end, at sizes that quadruple."""
+"""Search for inputs whose cost is not proportional to their size: a prefix, a repeated piece, and a suffix."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from shipper.delivery.answer import Answer
 from shipper.delivery.connection import AnswerParser
 from shipper.delivery.no_answer import HttpError
 from shipper.delivery.oauth2 import OAuth2Source
-from shipper.delivery.token_sources import NoTokenError
+from shipper.delivery.tokens import NoTokenError
 from shipper.delivery.verdicts import judge
-from shipper.delivery.waits import asked_wait_s
+from shipper.delivery.waits import requested_wait_s
 from shipper.model import wire
 from shipper.model.errors import ShipperError
 from shipper.model.framing import LINES, BatchElements, CsvRows, Framing, sniff
@@ -32,25 +32,25 @@ from shipper.report.checks import check_report
 from shipper.report.document import read_report
 from shipper.report.exports import to_csv
 from shipper.report.ranges import DateRange
-from shipper.report.rows import Fetched, source_table
-from shipper.sources.incoming import Incoming
+from shipper.report.rows import ReportVersion, source_table
 from shipper.sources.reader import InputForm
 from shipper.sources.siblings import looks_like_generation
-from shipper.state.schema import consumer_id_of
+from shipper.sources.stdin import SpoolFramer
+from shipper.state.letters import consumer_id_of
 from shipper.system.addresses import host_of
 from tests.fuzz.engine import Target
 from tests.fuzz.mutation import mutator
 from tests.report_documents import report
 
-# Two small sizes for each input; two large ones for what grows too fast there, for what is dearer than all before it,
-# and for one of very many others.
+# Each input is tried in one or two small sizes. Two large sizes follow if the cost grows too fast, if it exceeds that
+# of all previous inputs, and for a small sample of the others.
 _SMALL: Final = (32, 128)
 _SIZES: Final = (4_096, 16_384)
 _ONE_OF: Final = 16_384
-_DEARER: Final = 1.2
+_MORE_EXPENSIVE: Final = 1.2
 _SUSPICIOUS_TIMES: Final = 6
 _SPARE_S: Final = 30e-6
-_MOST_TIMES: Final = 10  # in proportion it would be four times, by the square sixteen
+_MOST_TIMES: Final = 10  # linear growth costs four times as much, quadratic growth sixteen times
 _NOTICED_S: Final = 0.05
 _TRIES: Final = 4
 _PIECES_OF_PIPE: Final = 64
@@ -65,10 +65,10 @@ def _framed(framing: Framing, data: bytes) -> None:
 
 
 def _piped(data: bytes, form: InputForm) -> None:
-    incoming = Incoming(form, max_record_bytes=1 << 20)
+    framer = SpoolFramer(form, max_record_bytes=1 << 20)
     step = max(1, len(data) // _PIECES_OF_PIPE) if len(data) < _SIZES[0] else _PIECES_OF_PIPE
     for start in range(0, len(data), step):
-        incoming.take(data[start : start + step])
+        framer.take(data[start : start + step])
 
 
 def _encoded(data: bytes, framing: Framing, codec: Codec) -> None:
@@ -81,7 +81,7 @@ def _encoded(data: bytes, framing: Framing, codec: Codec) -> None:
     offset = chunk.start_offset
     while offset < chunk.end_offset:
         piece = codec.encode(chunk, offset, room_events=100, room_bytes=1 << 20, latest=ANY_TIME)
-        assert piece is not None, "a record alone always fits"
+        assert piece is not None, "a single record does not fit"
         offset = piece.span.end_offset
 
 
@@ -101,7 +101,7 @@ def _answered(data: bytes, status: int) -> None:
 
 
 def _received(data: bytes) -> None:
-    """Read an answer from a connection that has carried one before."""
+    """Read an answer in small pieces."""
     answer = AnswerParser()
     for start in range(0, len(data), _PIECES_OF_PIPE):
         answer.feed(data[start : start + _PIECES_OF_PIPE])
@@ -125,7 +125,7 @@ def _reported(data: bytes) -> None:
     fetched = read_report(data, account_id=1001)
     days = DateRange(date(2026, 1, 1), date(2026, 1, 31))
     check_report(fetched.report, requested=days)
-    to_csv(source_table([Fetched(fetched.report)]))
+    to_csv(source_table([ReportVersion(fetched.report)]))
 
 
 def _configured(overrides: list[str]) -> None:
@@ -148,7 +148,7 @@ _READERS: Final[tuple[Callable[[bytes], object], ...]] = (
     lambda data: _answered(data, 200),
     lambda data: _answered(data, 400),
     lambda data: _answered(b'{"message":"%b"}' % data, 200),
-    lambda data: asked_wait_s("", data.decode("latin-1"), date=data[:100].decode("latin-1"), wall_time=0.0),
+    lambda data: requested_wait_s("", data.decode("latin-1"), date=data[:100].decode("latin-1"), wall_time=0.0),
     lambda data: looks_like_generation(data[:_NAME_BYTES].decode("latin-1")),
     lambda data: host_of(data.decode("latin-1")),
     consumer_id_of,
@@ -163,7 +163,7 @@ _READERS: Final[tuple[Callable[[bytes], object], ...]] = (
     lambda data: _token(data, 400),
     lambda data: _token(b'{"access_token":"' + data + b'"}'),
     lambda data: _token(b'{"access_token":"x","expires_in":' + data + b"}"),
-    lambda data: asked_wait_s(data.decode("latin-1"), "", date="", wall_time=0.0),
+    lambda data: requested_wait_s(data.decode("latin-1"), "", date="", wall_time=0.0),
     lambda data: _reported(data),
     lambda data: _reported(_DOCUMENT.replace(b"4711", data)),
     lambda data: _reported(_DOCUMENT.replace(b"Example Operator", data)),
@@ -177,17 +177,17 @@ _READERS: Final[tuple[Callable[[bytes], object], ...]] = (
 def _cost_s(read: Callable[[bytes], object], data: bytes) -> float:
     started = time.process_time()
     with suppress(ValueError, RecursionError, ShipperError, NoTokenError, HttpError):
-        read(data)  # it is no text, for a reader that is given nothing else
+        read(data)  # not text, but this reader takes only text
     return time.process_time() - started
 
 
-_dearest_s: Final[dict[int, float]] = {}  # by reader
+_most_s: Final[dict[int, float]] = {}  # by reader
 _least_s: Final[dict[int, float]] = {}
 _tried: Final[set[tuple[int, bytes, bytes]]] = set()
 
 
 def check_cost(data: bytes) -> object:
-    """An input four times as long costs about four times as much; what takes no time to speak of may cost anything."""
+    """Check that an input four times as long costs about four times as much, unless its cost is negligible."""
     head, _, body = data.partition(b"\n")
     begin, piece, end = [*body.split(b"\x1e"), b"", b""][:3]
     piece = piece or b"\n"
@@ -201,19 +201,19 @@ def check_cost(data: bytes) -> object:
     spent_s = _cost_s(read, small)
     kind = number, begin[-2:], piece
     is_odd = kind not in _tried and _is_odd(number, spent_s, tiny := of_size(_SMALL[0]))
-    if is_odd:  # but for chance
+    if is_odd:  # exclude chance
         spent_s = min(spent_s, _cost_s(read, small), _cost_s(read, small))
         is_odd = _is_odd(number, spent_s, tiny)
     if is_odd or crc32(data) % _ONE_OF == 1:
         _check_growth(number, *map(of_size, _SIZES))
         _tried.add(kind)
-        _dearest_s[number] = max(spent_s, _dearest_s.get(number, 0.0))
+        _most_s[number] = max(spent_s, _most_s.get(number, 0.0))
     return number, int(spent_s * 1_000_000).bit_length()
 
 
 def _is_odd(number: int, spent_s: float, tiny: bytes) -> bool:
-    """Return whether an input is dearer than all before, or much dearer than a smaller one; which may be known."""
-    if spent_s > _DEARER * _dearest_s.get(number, 0.0):
+    """Return whether an input is more expensive than all previous ones, or much more than a smaller one."""
+    if spent_s > _MORE_EXPENSIVE * _most_s.get(number, 0.0):
         return True
     if spent_s <= _SUSPICIOUS_TIMES * _least_s.get(number, 0.0) + _SPARE_S:
         return False
@@ -233,22 +233,11 @@ def _check_growth(number: int, few: bytes, many: bytes) -> None:
 
 PIECES: Final = [
     *(b'a","\n', b'\\"', b'"', b'""\n', b"[1],", b"{],", b"{}", b'{"a":', b"[", b"]", b" ", b"\0", b"\n", b"; check "),
-    *(
-        b'"EventId" ',
-        b'"ConsumerID": "',
-        b"0",
-        b"a b ",
-        b"accepted 1 of 2 ",
-        b"again ",
-        b"1.",
-        b"-2026",
-        b"a.",
-        b",",
-        b"\t",
-    ),
+    *(b'"EventId" ', b'"ConsumerID": "', b"0", b"a b ", b"accepted 1 of 2 ", b"again ", b"1.", b"-2026", b"a.", b","),
+    b"\t",
 ]
 _SEEDS: Final = [bytes((number,)) + b"\n\x1e" + piece + b"\x1e" for number in range(len(_READERS)) for piece in PIECES]
 
 TARGETS: Final = (
-    Target("slow", check_cost, _SEEDS, mutator(words=[*PIECES, b"\x1e", b"\x1e\x1e", b'"x', b"\r\n"]), share=0.005),
+    Target("slow", check_cost, _SEEDS, mutator(words=[*PIECES, b"\x1e", b"\x1e\x1e", b'"x', b"\r\n"]), share=5),
 )

@@ -1,4 +1,4 @@
-"""A state directory in which something was damaged: segments, the snapshot, the database."""
+"""Corrupt state directories: segments, the snapshot, the database."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from typing import Final
 
 import msgspec
 
-from shipper.cli.status.rendering import compact, report
+from shipper.cli.status.text import one_line, report
+from shipper.config.settings import SpoolSettings
 from shipper.model.errors import StateError
 from shipper.model.framing import CsvRows
 from shipper.model.records import Checkpoint, Marker, Rejection, Stream
-from shipper.sources.content import Plain
-from shipper.sources.reader import StreamReader
-from shipper.sources.segments import Segments, youngest_segment_id
+from shipper.sources.segments import Segments, newest_segment_id, open_segment
 from shipper.state.letters import EVERYTHING
 from shipper.state.store import Store
 from shipper.status.document import document
-from shipper.status.live import Live, Pause
-from shipper.status.live_file import LIVE_FILE, read_live
-from shipper.status.overview import Overview, look_at
+from shipper.status.live import LIVE_FILE, Live, Pause, read_live
+from shipper.status.overview import Overview, read_overview
 from shipper.status.snapshot import Snapshot
 from tests.fuzz.engine import Target
 from tests.fuzz.framings import records_of
@@ -38,7 +36,7 @@ _RAW: Final = b'{"EventId":"a dead letter","ConsumerID":17}'
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """A directory in memory, where there is one."""
+    """Yield a directory, in memory if possible."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as name:
         yield Path(name)
@@ -46,7 +44,7 @@ def _folder() -> Iterator[Path]:
 
 def check_segments(data: bytes) -> object:
     """
-    Each segment of the spool, whatever its bytes and its name, is read to its end, and no line of it is lost.
+    Check that a spool segment with any bytes and any name is read to its end without losing a line.
 
     The input: a checkpoint, a name, and the bytes of the segment.
     """
@@ -59,30 +57,18 @@ def check_segments(data: bytes) -> object:
         except OSError:
             return "no name"
         known = Stream(stream_id=7, kind="spool", path="x", marker=Marker(checkpoint))
-        assert youngest_segment_id(folder) >= 0
+        assert newest_segment_id(folder) >= 0
         numbers = count(100)
+        settings = SpoolSettings(segment_bytes=1000, fsync="never")
         segments = Segments(
-            folder,
-            known=[known],
-            next_stream_id=lambda: next(numbers),
-            forget=lambda _: None,
-            segment_bytes=1000,
-            fsync="never",
-            fsync_interval_s=1.0,
+            folder, settings, known=[known], next_stream_id=lambda: next(numbers), forget=lambda _: None
         )
         found: list[bytes] = []
         for segment in segments:
-            reader = StreamReader(
-                Plain(os.open(segment.path, os.O_RDONLY)),
-                segment.stream,
-                segment.path,
-                max_record_bytes=1000,
-                form=segment.form,
-            )
-            while chunk := reader.read(is_final=True):
-                found += records_of(chunk.data, chunk.stream.framing, is_first=not chunk.start_offset)
-            reader.close()
-            assert segment.stream.read_offset == len(body), "it is not read to its end"
+            with closing(open_segment(segment.path, segment.stream, max_record_bytes=1000)) as reader:
+                while chunk := reader.read(is_final=True):
+                    found += records_of(chunk.data, chunk.stream.framing, is_first=not chunk.start_offset)
+            assert segment.stream.read_offset == len(body), "the segment is not read to its end"
             framing = segment.stream.framing
             start = segment.stream.checkpoint
             wanted = list(records_of(body[start:], framing, is_first=not start))
@@ -92,7 +78,7 @@ def check_segments(data: bytes) -> object:
 
 
 def check_live(data: bytes) -> object:
-    """A snapshot is one that can be shown, or none."""
+    """Check that a snapshot is shown or ignored."""
     with _folder() as folder:
         (folder / LIVE_FILE).write_bytes(data)
         live = read_live(folder)
@@ -100,8 +86,8 @@ def check_live(data: bytes) -> object:
         return "none"
     for process_id in (live.process_id, None, 0):
         seen = Snapshot(at=_AT, process_id=process_id, live=live, state=Overview(at=_AT, read=1))
-        lines = [*report(seen, Path("/state")), compact(seen)]
-        assert all("\n" not in line and "\x1b" not in line for line in lines), "a line obeys what stands in it"
+        lines = [*report(seen, Path("/state")), one_line(seen)]
+        assert all("\n" not in line and "\x1b" not in line for line in lines), "control characters are shown"
         lines_encoded = "\n".join(lines).encode("utf-8", "surrogatepass")
         assert lines_encoded
     return live.phase, live.outcome[:5], len(live.pauses), live.total_bytes is None, live.at > _AT
@@ -109,7 +95,7 @@ def check_live(data: bytes) -> object:
 
 @cache
 def _database() -> bytes:
-    """A state store in which there is something of everything."""
+    """Return a state store with content in all tables."""
     with _folder() as folder:
         with closing(Store(folder)) as store:
             stream = Stream(stream_id=1, kind="file", path="/logs/a", device=1, inode=2, size=500, mark=(100, 1.0))
@@ -134,9 +120,9 @@ def _database() -> bytes:
 
 def check_database(data: bytes) -> object:
     """
-    A database to which something happened is refused with its name and left as it is, or it works.
+    Check that a corrupt database works, or is refused with its name and left unchanged.
 
-    The input: places and what is written there, `OFFSET:BYTES` a line; `!SIZE` cuts it there.
+    The input: lines `OFFSET:BYTES` overwrite bytes; `!SIZE` truncates the database.
     """
     image = bytearray(_database())
     for line in data.split(b"\n"):
@@ -160,18 +146,18 @@ def check_database(data: bytes) -> object:
 
 def _check_error(error: StateError, path: Path, size: int) -> object:
     assert str(path) in str(error)
-    if "left as it is" in str(error):
-        assert path.stat().st_size >= size, "it was cut"
+    if "left unchanged" in str(error):
+        assert path.stat().st_size >= size, "the refused database was truncated"
     return type(error).__name__, type(error.__cause__).__name__, str(error.__cause__)[:30]
 
 
 def _use(folder: Path) -> None:
-    """Do with it what a start and a look do."""
-    assert msgspec.json.encode(document(Snapshot(at=_AT, state=look_at(folder, _AT))))
+    """Read and write like a start and `status`."""
+    assert msgspec.json.encode(document(Snapshot(at=_AT, state=read_overview(folder, _AT))))
     with closing(Store(folder)) as store:
         totals = store.totals()
         assert all(isinstance(getattr(totals, name), int) for name in totals.__struct_fields__)
-        streams = store.streams.known("file")
+        streams = store.streams.load("file")
         letters = store.letters.newest(EVERYTHING, 10)
         assert len(letters) <= 10
         store.letters.count_by_rule()
@@ -209,13 +195,7 @@ TARGETS: Final = (
         ],
         mutator(
             words=[
-                b".ndjson",
-                b".2c.csv",
-                b".ff.csv",
-                b".0a.csv",
-                b".22.csv",
-                b"\xd9\xa3",
-                b"\n",
+                *(b".ndjson", b".2c.csv", b".ff.csv", b".0a.csv", b".22.csv", b"\xd9\xa3", b"\n"),
                 b"\0" * 20,
                 b'"',
                 b"\xff",
@@ -256,16 +236,8 @@ TARGETS: Final = (
         ],
         mutator(
             words=[
-                b"\n4096:",
-                b"\n8192:\r",
-                b"\n12288:",
-                b"\n100:",
-                b"!9000\n",
-                b"\x0a",
-                b"\x0d",
-                b"\xff\xff",
-                b"\0\0\0\1",
-                b"9",
+                *(b"\n4096:", b"\n8192:\r", b"\n12288:", b"\n100:", b"!9000\n", b"\x0a", b"\x0d", b"\xff\xff"),
+                *(b"\0\0\0\1", b"9"),
             ]
         ),
         share=0.15,

@@ -1,4 +1,4 @@
-"""The watermark against a small model: whatever is settled in whatever order, no gap is passed."""
+"""The watermark against a small model: it never passes an unsettled span, whatever the order of settlement."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shipper.model.records import Batch, Chunk, Rejection, Span, Stream
-from shipper.pipeline.acks import Acks, weight
-from shipper.state.ledger import added
+from shipper.pipeline.settlement import Acks, estimate_bytes
+from shipper.state.ledger import sum_tallies
 
 CHUNK_BYTES = 1000
 
@@ -75,14 +75,14 @@ class Settling(RuleBasedStateMachine):
     @rule(data=st.data())
     def repeat(self, data: st.DataObject) -> None:
         span, _ = self.owed.pop(data.draw(st.integers(0, len(self.owed) - 1)))
-        key = next((key for key, count in added(span.ledger).items()), None)
+        key = next((key for key, count in sum_tallies(span.ledger).items()), None)
         self.acks.repeat(span, key)
 
     @rule(number=st.sampled_from([1, 2]))
     def abandon(self, number: int) -> None:
-        """Another process gets the stream; what was sent of it may still be answered."""
+        """Give the stream to another process; requests in flight may still be answered."""
         before, stream = self.acks.totals.read, self.streams[number - 1]
-        stream.is_over = True
+        stream.is_released = True
         spans = self.acks.abandon(stream)
         unsettled = sum(span.unsettled for span in spans)
         late = [owing for owing in self.owed if owing[0].stream is stream]
@@ -90,7 +90,7 @@ class Settling(RuleBasedStateMachine):
         self.owed = [owing for owing in self.owed if owing[0].stream is not stream]
         if late:
             self.acks.accept(Batch(number=1, body=b"", events=len(late), parts=late))
-        # What comes now under its number is a stream of its own.
+        # From now on, the same number denotes another stream.
         self.spans[number], self.saved[number] = [], 0
         self.handed = dict.fromkeys(self.handed, 0)
         self.streams[number - 1] = Stream(stream_id=number, kind="file", path="x")
@@ -122,7 +122,7 @@ class Settling(RuleBasedStateMachine):
                 if any(owing is span for owing, _ in self.owed):
                     break
                 prefix = span.end_offset
-            assert self.saved[number] == prefix, "the checkpoint is the end of the settled prefix, no less and no more"
+            assert self.saved[number] == prefix, "the checkpoint is not the end of the settled prefix"
         passed = [
             span for number, spans in self.spans.items() for span in spans if span.end_offset <= self.saved[number]
         ]
@@ -141,14 +141,14 @@ class Settling(RuleBasedStateMachine):
         assert totals.pending == len(self.owed)
 
     @invariant()
-    def what_is_held_is_all_that_is_open(self) -> None:
-        """Chunks are held while one of their spans is unsettled, but for what of them is on its way."""
+    def only_open_spans_are_held(self) -> None:
+        """Chunks are held while one of their spans is unsettled, except parts in flight."""
         spans = [span for number, of in self.spans.items() for span in of if span.end_offset > self.saved[number]]
         unsettled = [span for span in spans if span.chunk is not None]
         assert all(span.unsettled for span in unsettled)
         chunks = len({id(span.chunk) for span in unsettled})
         on_their_way = sum(span.sent_bytes for span in unsettled)
-        assert self.acks.held_bytes == sum(map(weight, spans)) + chunks * CHUNK_BYTES - on_their_way
+        assert self.acks.held_bytes == sum(map(estimate_bytes, spans)) + chunks * CHUNK_BYTES - on_their_way
 
 
 TestSettling = Settling.TestCase

@@ -1,28 +1,223 @@
-"""The adaptive limit in virtual time: nearly as good as the best fixed limit, whatever the service is like."""
+"""
+The adaptive limit in virtual time: nearly as good as the best fixed limit with any kind of service.
+
+The simulation is a closed loop: the senders always have something to send and respect the limit.
+"""
 
 from __future__ import annotations
 
+import functools
+import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from random import Random
+from typing import Final, NamedTuple
 
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from shipper.delivery.concurrency import AdaptiveLimit, FixedLimit
-from tests.model.service_simulation import (
-    SENDERS,
-    SERVICES,
-    Outcome,
-    Service,
-    Simulation,
-    adaptive,
-    best_fixed_limit,
-    fixed,
-    shared,
-    varied,
-)
+from shipper.delivery.gate import AdaptiveLimit, ConcurrencyLimit
+
+SENDERS: Final = 64
+FIXED_LIMITS: Final = (1, 4, 8, 12, 16, 24, 32, 48, 64)
+_REFUSAL_S: Final = 0.003
+_FIRST_BACKOFF_S: Final = 0.5
+_LONGEST_BACKOFF_S: Final = 60.0
+
+
+class Service(NamedTuple):
+    """
+    Attributes:
+        work_s: Returns the latency of a lone request that arrives at a time.
+        speed: Returns the speed of each request among so many at a time; 1 is that of a lone request.
+        quota: Maximum requests per second; others get 429 at once. 0 = no quota.
+        places: Maximum concurrent requests; others get 503 at once. 0 = unlimited.
+    """
+
+    name: str
+    work_s: Callable[[float, Random], float]
+    speed: Callable[[int, float], float] = lambda among, at: 1.0
+    quota: int = 0
+    places: int = 0
+    run_s: float = 60.0
+
+
+class Outcome(NamedTuple):
+    """
+    Attributes:
+        answers: Time and latency of each acceptance.
+        refusals: Number of refused requests, by status.
+        limits: The times and values of the limit, at the start and after each change.
+    """
+
+    answers: list[tuple[float, float]]
+    refusals: dict[int, int]
+    limits: list[tuple[float, int]]
+
+    @property
+    def accepted(self) -> int:
+        return len(self.answers)
+
+    @property
+    def error_rate(self) -> float:
+        refused = sum(self.refusals.values())
+        return refused / max(1, refused + self.accepted)
+
+    def accepted_between(self, start: float, end: float) -> int:
+        return sum(start <= at < end for at, _ in self.answers)
+
+    def median_latency_s(self, start: float, end: float) -> float:
+        latencies = sorted(seconds for at, seconds in self.answers if start <= at < end)
+        return latencies[len(latencies) // 2]
+
+    def mean_limit(self, start: float, end: float) -> float:
+        total = 0.0
+        for (since, limit), (until, _) in pairwise([*self.limits, (math.inf, 0)]):
+            total += limit * max(0.0, min(until, end) - max(since, start))
+        return total / (end - start)
+
+    def least_limit(self, start: float, end: float) -> int:
+        return min(
+            limit
+            for (since, limit), (until, _) in pairwise([*self.limits, (math.inf, 0)])
+            if since < end and until > start
+        )
+
+
+class _Request(NamedTuple):
+    sent_at: float
+    in_flight: int
+    attempt: int
+
+
+class Simulation:
+    """
+    One run of a service under a limit.
+
+    Progress is the work that one request would have completed since the start. A request is done when progress has
+    grown by its work, so a change of speed does not affect the stored requests.
+    """
+
+    def __init__(self, service: Service, limit: ConcurrencyLimit, rng: Random, senders: int = SENDERS) -> None:
+        self._service = service
+        self._limit = limit
+        self._rng = rng
+        self._now = 0.0
+        self._progress = 0.0
+        self._in_flight = 0
+        self._number = 0
+        self._waiting = deque([1] * senders)  # the next attempt of each sender
+        self._serving: list[tuple[float, int, _Request]] = []  # ordered by the progress at which each is done
+        self._refusals: list[tuple[float, int, int, _Request]] = []  # ordered by the time of the answer
+        self._backoffs: list[tuple[float, int]] = []  # ordered by the time of the attempt
+        self._last_second: deque[float] = deque()
+        self._outcome = Outcome([], {}, [(0.0, limit.limit)])
+
+    def run(self) -> Outcome:
+        """Run until the end of the simulated time."""
+        while True:
+            self._send()
+            speed = self._service.speed(len(self._serving), self._now) if self._serving else 1.0
+            done = self._now + (self._serving[0][0] - self._progress) / speed if self._serving else math.inf
+            refused = self._refusals[0][0] if self._refusals else math.inf
+            retried = self._backoffs[0][0] if self._backoffs else math.inf
+            at = min(done, refused, retried)
+            if at >= self._service.run_s:
+                return self._outcome
+            self._progress += (at - self._now) * speed
+            self._now = at
+            if at == done:
+                self._accept()
+            elif at == refused:
+                self._refuse()
+            else:
+                self._waiting.append(heapq.heappop(self._backoffs)[1])
+            if self._limit.limit != self._outcome.limits[-1][1]:
+                self._outcome.limits.append((at, self._limit.limit))
+
+    def _send(self) -> None:
+        while self._waiting and self._in_flight < self._limit.limit:
+            self._in_flight += 1
+            self._number += 1
+            request = _Request(self._now, self._in_flight, self._waiting.popleft())
+            status = self._status()
+            if status:
+                heapq.heappush(self._refusals, (self._now + _REFUSAL_S, self._number, status, request))
+            else:
+                self._last_second.append(self._now)
+                done = self._progress + self._service.work_s(self._now, self._rng)
+                heapq.heappush(self._serving, (done, self._number, request))
+
+    def _status(self) -> int:
+        while self._last_second and self._last_second[0] <= self._now - 1:
+            self._last_second.popleft()
+        if self._service.quota and len(self._last_second) >= self._service.quota:
+            return 429
+        return 503 if self._service.places and len(self._serving) >= self._service.places else 0
+
+    def _accept(self) -> None:
+        self._progress, _, request = heapq.heappop(self._serving)
+        self._in_flight -= 1
+        self._waiting.append(1)
+        seconds = self._now - request.sent_at
+        self._outcome.answers.append((self._now, seconds))
+        self._limit.note_answer(seconds=seconds, in_flight=request.in_flight, now=self._now)
+
+    def _refuse(self) -> None:
+        _, _, status, request = heapq.heappop(self._refusals)
+        self._in_flight -= 1
+        self._outcome.refusals[status] = self._outcome.refusals.get(status, 0) + 1
+        wait = self._rng.uniform(0, min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (request.attempt - 1)))
+        heapq.heappush(self._backoffs, (self._now + wait, request.attempt + 1))
+        self._limit.note_congestion(started_at=request.sent_at, now=self._now)
+
+
+def varied(median_s: float, sigma: float) -> Callable[[float, Random], float]:
+    """Return latencies with a long tail, independent of the time."""
+    return lambda at, rng: median_s * rng.lognormvariate(0, sigma)
+
+
+def shared(capacity: int) -> Callable[[int, float], float]:
+    """Serve a number of requests at full speed; more requests share the same throughput."""
+    return lambda among, at: min(1.0, capacity / among)
+
+
+def _drop_and_recovery(among: int, at: float) -> float:
+    return min(1.0, (6 if 30 <= at < 60 else 24) / among)
+
+
+SERVICES: Final = [
+    Service("constant", lambda at, rng: 0.1),
+    Service("slow and jittery", varied(1.0, 0.3), run_s=120),
+    Service("jittery", varied(0.1, 0.6)),
+    Service("knee and jitter", varied(0.1, 0.3), lambda among, at: min(1.0, (16 / among) ** 3)),
+    Service("shared capacity and jitter", varied(0.1, 0.5), shared(24)),
+    Service("quota and jitter", varied(0.1, 0.5), quota=100, run_s=120),
+    Service("places", varied(0.1, 0.5), places=12),
+    Service("quota and places", varied(0.1, 0.5), quota=100, places=12),
+    Service("latency doubles", lambda at, rng: (0.1 if at < 30 else 0.2) * rng.lognormvariate(0, 0.2)),
+    Service("capacity drops and recovers", varied(0.1, 0.2), _drop_and_recovery, run_s=90),
+    Service("local", lambda at, rng: 0.001, lambda among, at: 1 / among, run_s=5),
+]
+
+
+def adaptive(service: Service, seed: int) -> Outcome:
+    """Run a service under an adaptive limit."""
+    return Simulation(service, AdaptiveLimit(SENDERS), Random(seed)).run()
+
+
+@functools.cache
+def fixed(service: Service) -> dict[int, Outcome]:
+    """Run a service under each fixed limit."""
+    return {limit: Simulation(service, ConcurrencyLimit(limit), Random(0)).run() for limit in FIXED_LIMITS}
+
+
+def best_fixed_limit(service: Service) -> int:
+    return max(FIXED_LIMITS, key=lambda limit: fixed(service)[limit].accepted)
+
 
 BY_NAME = {service.name: service for service in SERVICES}
 
@@ -77,9 +272,9 @@ IS_EXERCISED: dict[str, list[Callable[[Mapping[int, Outcome]], bool]]] = {
 
 
 @pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.name.replace(" ", "-"))
-def test_it_gets_nearly_as_much_through_as_the_best_fixed_limit_with_few_errors(service: Service):
+def test_the_throughput_is_close_to_that_of_the_best_fixed_limit_with_few_errors(service: Service):
     for is_exercised in IS_EXERCISED[service.name]:
-        assert is_exercised(fixed(service)), "the service is not what its name says"
+        assert is_exercised(fixed(service)), "the service does not behave as its name says"
     most = fixed(service)[best_fixed_limit(service)].accepted
     for seed in (1, 2):
         outcome = adaptive(service, seed)
@@ -89,11 +284,11 @@ def test_it_gets_nearly_as_much_through_as_the_best_fixed_limit_with_few_errors(
         assert bool(outcome.refusals) == bool(service.quota or service.places), f"its limit was not tried: {told}"
 
 
-def test_where_nothing_is_in_the_way_it_is_up_within_two_seconds_and_stays():
+def test_without_congestion_the_limit_reaches_its_maximum_within_two_seconds_and_stays():
     assert adaptive(BY_NAME["constant"], 1).least_limit(2, 60) >= 45
 
 
-def test_on_a_local_server_it_settles_at_a_few():
+def test_with_a_local_server_the_limit_settles_at_a_few():
     limits = [limit for at, limit in adaptive(BY_NAME["local"], 1).limits if at > 1]
     assert limits
     assert min(limits) >= 4
@@ -102,12 +297,12 @@ def test_on_a_local_server_it_settles_at_a_few():
 
 def test_a_service_that_has_become_slower_for_good_keeps_its_limit():
     outcome = adaptive(BY_NAME["latency doubles"], 1)
-    assert outcome.least_limit(30, 31) <= 40, "it looked whether the queue was its own"
+    assert outcome.least_limit(30, 31) <= 40, "the limit was not lowered to probe the queue"
     assert outcome.mean_limit(32, 60) >= 60
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_its_own_queue_never_becomes_the_baseline(seed: int):
+def test_the_queue_of_the_senders_never_becomes_the_baseline(seed: int):
     service = Service("shared", varied(0.1, 0.3), shared(10), run_s=600)
     outcome = adaptive(service, seed)
     assert outcome.mean_limit(500, 600) <= 20
@@ -116,20 +311,20 @@ def test_its_own_queue_never_becomes_the_baseline(seed: int):
 
 
 @pytest.mark.parametrize("first_s", [0.001, 0.02, 1.0, 5.0])
-def test_what_the_first_answers_were_like_does_not_matter_for_long(first_s: float):
+def test_unusual_first_answers_do_not_matter_for_long(first_s: float):
     service = Service("warming up", lambda at, rng: first_s if at == 0 else 0.1, shared(20))
     outcome = adaptive(service, 1)
     assert outcome.accepted_between(30, 60) >= 0.9 * 30 * 200
     assert outcome.mean_limit(30, 60) <= 40
 
 
-def test_it_takes_up_a_capacity_that_has_come_back():
+def test_the_limit_grows_when_capacity_returns():
     outcome = adaptive(BY_NAME["capacity drops and recovers"], 1)
     assert outcome.mean_limit(40, 60) <= 12
     assert outcome.mean_limit(75, 90) >= 20
 
 
-def test_it_leaves_a_service_alone_that_has_lost_nearly_all_its_capacity():
+def test_the_limit_falls_if_a_service_loses_nearly_all_its_capacity():
     service = Service("drops", varied(0.1, 0.2), lambda among, at: min(1.0, (64 if at < 20 else 5) / among), run_s=90)
     outcome = adaptive(service, 1)
     assert outcome.mean_limit(10, 20) >= 45
@@ -137,25 +332,25 @@ def test_it_leaves_a_service_alone_that_has_lost_nearly_all_its_capacity():
     assert outcome.median_latency_s(30, 90) <= 0.2
 
 
-def test_a_stall_just_when_it_probes_does_not_make_its_queue_the_baseline_for_good():
-    limit = AdaptiveLimit(32)  # where it cannot grow until its queue is seen in spite of the baseline
+def test_a_stall_during_a_probe_does_not_make_the_queue_the_baseline_for_good():
+    limit = AdaptiveLimit(32)  # too low for growth to reveal the queue despite the baseline
 
     def speed(among: int, at: float) -> float:
         is_stalled = 20 <= at < 23 and limit.limit < 20
         return min(1.0, (24 if at < 20 else 10) / among) * (0.4 if is_stalled else 1.0)
 
     outcome = Simulation(Service("stalls", lambda at, rng: 0.1, speed, run_s=90), limit, Random(1)).run()
-    assert outcome.mean_limit(22, 26) > 20, "the latency did not fall in the probe"
+    assert outcome.mean_limit(22, 26) > 20, "the latency fell during the probe"
     assert outcome.mean_limit(40, 90) <= 14
 
 
-def test_a_limit_that_is_not_used_does_not_grow():
+def test_an_unused_limit_does_not_grow():
     service = Service("constant", lambda at, rng: 0.1, run_s=20)
     few = Simulation(service, AdaptiveLimit(SENDERS), Random(1), senders=10).run()
-    assert max(limit for _, limit in few.limits) == 16, "doubled while it was used, and no more"
+    assert max(limit for _, limit in few.limits) == 16, "the limit did not double exactly once"
 
 
-def test_congestion_alone_goes_below_the_floor():
+def test_only_congestion_lowers_the_limit_below_the_floor():
     limit = AdaptiveLimit(64)
     for at in range(10):
         limit.note_congestion(started_at=at, now=at + 0.5)
@@ -174,7 +369,7 @@ def test_requests_sent_before_the_last_decrease_do_not_decrease_again():
     assert limit.limit < once
 
 
-def test_a_long_outage_is_not_held_against_the_service_for_long():
+def test_the_limit_recovers_soon_after_a_long_outage():
     limit = AdaptiveLimit(8)
     for at in range(100_000):
         limit.note_congestion(started_at=at, now=at + 0.5)
@@ -184,8 +379,8 @@ def test_a_long_outage_is_not_held_against_the_service_for_long():
     assert limit.limit == 8
 
 
-def test_a_fixed_limit_stays():
-    limit = FixedLimit(7)
+def test_a_fixed_limit_does_not_change():
+    limit = ConcurrencyLimit(7)
     limit.note_answer(seconds=1, in_flight=7, now=1)
     limit.note_congestion(started_at=1, now=2)
     assert limit.limit == 7
@@ -204,7 +399,7 @@ STEPS = st.lists(
 
 
 @given(max_limit=st.integers(1, 100), steps=STEPS)
-def test_whatever_happens_it_stays_between_one_and_its_maximum(max_limit, steps):
+def test_the_limit_always_stays_between_one_and_its_maximum(max_limit, steps):
     limit = AdaptiveLimit(max_limit)
     assert 1 <= limit.limit <= max_limit
     now = 0.0
@@ -222,7 +417,7 @@ def test_whatever_happens_it_stays_between_one_and_its_maximum(max_limit, steps)
 
 
 @given(max_limit=st.integers(2, 100), steps=STEPS)
-def test_without_use_it_never_rises(max_limit, steps):
+def test_an_unused_limit_never_rises(max_limit, steps):
     limit = AdaptiveLimit(max_limit)
     now = 0.0
     for is_answer, seconds, used, passed, times in steps:

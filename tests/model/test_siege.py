@@ -1,4 +1,4 @@
-"""Each check of the siege finds what it is for, and each piece of bait is what it is said to be."""
+"""Tests of the siege: its checks find problems, its answers are no acceptances, and its hostile records are refused."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from shipper.model.framing import LINES, BatchElements, Framing, csv_rows
 from shipper.model.records import Chunk, Stream
 from tests.conftest import SEED
 from tests.e2e.driver import State
-from tests.siege import bait, checking
+from tests.siege import checking, hostile
 from tests.siege.answers import INTAKE, OF_BATCHES
 from tests.siege.canaries import KEY, NETWORK, SECRET, TOKEN
 from tests.siege.feeds import CsvFeed, Feed, LogFeed, TrashFeed
 from tests.siege.visitors import Seen
-from tests.torture.books import Books, Process
+from tests.torture.checking import losses, unseen
+from tests.torture.journal import Journal, Process
 from tests.torture.records import NAMES
 
 _WRITTEN = 2_000
-_CSV = csv_rows(",".join(bait.FIELDS).encode() + b"\n", is_whole=True)
+_CSV = csv_rows(",".join(hostile.FIELDS).encode() + b"\n", is_whole=True)
 
 
 @pytest.fixture
 def feeds(tmp_path: Path) -> list[Feed]:
-    """Two feeds that have written records, all of which the service has, and one of trash."""
-    books = Books(SEED, 3)
+    """Two feeds whose written records have all arrived, and one of trash."""
     kinds: list[type[Feed]] = [LogFeed, CsvFeed, TrashFeed]
-    made = [kind(tmp_path, number, books, Random(SEED), rate=1) for number, kind in enumerate(kinds)]
+    journal = Journal(kind.kind_of_records(SEED, number) for number, kind in enumerate(kinds))
+    made = [kind(tmp_path, number, journal, Random(SEED), rate=1) for number, kind in enumerate(kinds)]
     for feed in made[:2]:
-        books.records[feed.number] = feed.kind_of_records(SEED, feed.number)
         records = [feed.next_record()[1] for _ in range(_WRITTEN)]
-        books.store([record for record in records if not record.rule], Process(KEY, 1))
-        feed.bait_records = 30
+        journal.store([record for record in records if not record.rule], Process(KEY, 1))
+        feed.hostile_records = 30
     return made
 
 
@@ -49,28 +49,29 @@ def _state(feeds: list[Feed]) -> State:
     return State(read=good + bad, accepted=good, dead_lettered=bad, purged=bad)
 
 
-def test_what_holds_is_not_complained_of(feeds: list[Feed], tmp_path: Path):
+def test_the_checks_find_no_problem_if_all_is_well(feeds: list[Feed], tmp_path: Path):
     assert sum(feed.owed for feed in feeds) > 3_900
     assert any(feed.letters for feed in feeds)
     seen = Seen(probes=3)
     seen.look_for_canaries("/status", b'{"paused":["token"],"address":"127.0.0.1:9464"}')
     assert not [
-        *(*checking.losses(feeds), *checking.starved(feeds), *checking.accounts(feeds, _state(feeds))),
+        *(*losses(feeds), *checking.starved(feeds), *checking.accounts(feeds, _state(feeds))),
         *(*checking.memory(150 << 20), *checking.health(seen), *checking.pages(seen), *checking.cores([tmp_path])),
         *checking.shown("the log", b'{"event":"batch_sent","address":"http://127.0.0.1:1"}\n'),
-        *checking.unseen({"answers": Counter(floods=1)}),
+        *unseen({"answers": Counter(floods=1)}),
     ]
 
 
-def test_a_good_record_that_the_service_has_not_is_found(feeds: list[Feed]):
+def test_a_lost_good_record_is_found(feeds: list[Feed]):
     lost = next(number for number in range(_WRITTEN) if not feeds[1].make(number).rule)
-    del feeds[1].books.first[feeds[1].make(lost).key]
-    assert checking.losses(feeds) == [f"tables: 1 of {feeds[1].owed} good records lost, such as [{lost}]"]
+    del feeds[1].journal.first[feeds[1].make(lost).key]
+    event_id = feeds[1].make(lost).event["EventId"]
+    assert losses(feeds) == [f"tables: 1 of {feeds[1].owed} lost: {lost} ({event_id})"]
 
 
-def test_a_feed_of_which_nothing_arrives_is_found(feeds: list[Feed]):
+def test_a_starved_feed_is_found(feeds: list[Feed]):
     feeds[0].starved_s = checking.STARVED_MAX_S + 1
-    assert checking.starved(feeds) == ["logs: for 61 s no good record arrived although there were some"]
+    assert checking.starved(feeds) == ["logs: no good record arrived for 61 s although some were pending"]
 
 
 @pytest.mark.parametrize(
@@ -85,12 +86,12 @@ def test_a_feed_of_which_nothing_arrives_is_found(feeds: list[Feed]):
     ],
     ids=str,
 )
-def test_an_account_that_is_not_what_was_written_is_found(feeds: list[Feed], changes: dict[str, int]):
+def test_totals_that_differ_from_the_written_records_are_found(feeds: list[Feed], changes: dict[str, int]):
     state = _state(feeds)
     assert checking.accounts(feeds, replace(state, **{name: getattr(state, name) + by for name, by in changes.items()}))
 
 
-def test_a_dead_letter_too_many_is_found_where_there_is_no_trash(feeds: list[Feed]):
+def test_an_unexpected_dead_letter_is_found_if_there_is_no_trash(feeds: list[Feed]):
     state = _state(feeds)
     more = replace(state, read=state.read + 1, dead_lettered=state.dead_lettered + 1, purged=state.purged + 1)
     assert not checking.accounts(feeds, more)
@@ -98,12 +99,14 @@ def test_a_dead_letter_too_many_is_found_where_there_is_no_trash(feeds: list[Fee
 
 
 def test_too_much_memory_is_found():
-    assert checking.memory((200 << 20) + 4096) == ["it held 200 MiB, more than 200"]
+    assert checking.memory((200 << 20) + 4096) == ["peak memory was 200 MiB, more than 200"]
 
 
-def test_a_probe_without_a_200_is_found_and_so_is_that_nobody_asked():
-    assert checking.health(Seen(probes=9, unhealthy=["503 at 1.0 s"])) == ["1 of 9 probes got no 200: 503 at 1.0 s"]
-    assert checking.health(Seen()) == ["nobody asked for /healthz"]
+def test_a_probe_without_a_200_and_a_lack_of_probes_are_found():
+    assert checking.health(Seen(probes=9, unhealthy=["503 at 1.0 s"])) == [
+        "1 of 9 probes did not get a 200: 503 at 1.0 s"
+    ]
+    assert checking.health(Seen()) == ["/healthz was never probed"]
 
 
 @pytest.mark.parametrize("canary", [KEY, SECRET, f"{TOKEN}-17", f"{NETWORK}7", *(f"{name}17" for name in NAMES)])
@@ -118,7 +121,7 @@ def test_a_canary_is_found_in_every_output(canary: str, form: str):
 
 
 @pytest.mark.parametrize("command", ["\x1b[2J", "\x9b", "\r", "\u202e", "\u2028", "\0"])
-def test_what_a_terminal_obeys_is_found(command: str):
+def test_a_terminal_control_sequence_is_found(command: str):
     assert checking.shown("the log", f"a name{command}\n".encode())
 
 
@@ -127,10 +130,10 @@ def test_a_core_is_found(tmp_path: Path):
     assert checking.cores([tmp_path]) == [f"a core: {tmp_path / 'core.4711'}"]
 
 
-def test_what_a_client_should_not_get_and_what_never_happened_are_found():
+def test_a_wrong_answer_and_an_event_that_never_happened_are_found():
     seen = Seen(wrong=["a host of others was answered"] * 2)
     assert checking.pages(seen) == ["2 times: a host of others was answered"]
-    assert checking.unseen({"answers": Counter(floods=0, heads=1)}) == ["never happened: answers: floods"]
+    assert unseen({"answers": Counter(floods=0, heads=1)}) == ["never happened: answers: floods"]
 
 
 # Answers --------------------------------------------------------------------------------------------------------------
@@ -138,7 +141,7 @@ def test_what_a_client_should_not_get_and_what_never_happened_are_found():
 
 @pytest.mark.parametrize("events", [1, 41])
 def test_no_hostile_answer_is_an_acceptance(events: int):
-    """Or records would be lost by the siege itself. What is not HTTP, or cut off, is none by its nature."""
+    """Otherwise the siege itself would lose records. Invalid or truncated HTTP is never an acceptance."""
     judged = 0
     for reply in (reply for replies in (*INTAKE.values(), *OF_BATCHES.values()) for reply in replies):
         if reply.wire is None and not reply.fault:
@@ -150,11 +153,11 @@ def test_no_hostile_answer_is_an_acceptance(events: int):
     assert judged > 20
 
 
-# Bait -----------------------------------------------------------------------------------------------------------------
+# Hostile records ------------------------------------------------------------------------------------------------------
 
 
 def _verdicts(data: bytes, framing: Framing) -> tuple[int, int]:
-    """Return how many records are good and how many are refused, by the codec."""
+    """Return the numbers of records that the codec accepts and refuses."""
     codec = Codec(RecordsSettings(), max_record_bytes=1 << 18)
     stream = Stream(stream_id=1, kind="file", path="x", framing=framing)
     chunk = Chunk(stream=stream, start_offset=1, end_offset=1 + len(data), data=data)
@@ -168,11 +171,11 @@ def _verdicts(data: bytes, framing: Framing) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     ("kinds", "framing", "between"),
-    [(bait.LINES, LINES, b"\n"), (bait.ROWS, _CSV, b"\n"), (bait.VALUES, BatchElements(), b",\n")],
+    [(hostile.LINES, LINES, b"\n"), (hostile.ROWS, _CSV, b"\n"), (hostile.VALUES, BatchElements(), b",\n")],
     ids=["lines", "rows", "values"],
 )
-def test_each_piece_of_bait_is_one_record_that_is_refused(kinds: dict, framing: Framing, between: bytes):
-    """Or the accounts would say nothing."""
+def test_each_hostile_record_is_one_refused_record(kinds: dict, framing: Framing, between: bytes):
+    """Otherwise the totals could not be checked."""
     rng = Random(SEED)
     for kind, make in kinds.items():
         pieces = [make(rng) for _ in range(3)]

@@ -1,7 +1,7 @@
 """
-The spool over several processes that are cut off at any moment, with any part of what they sent saved.
+The spool over several processes that are killed at any moment, with any part of the sent records saved.
 
-Whatever was taken from standard input leaves once, in order, from the checkpoints on; no segment's name is used twice.
+All data taken from standard input is delivered once, in order, from the checkpoints; no segment name is used twice.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shipper.config.settings import SpoolSettings
 from shipper.model.records import Chunk, Stream
-from shipper.sources.segments import youngest_segment_id
+from shipper.sources.segments import newest_segment_id
 from shipper.sources.spool import Spool
 from tests.spooling import spooling
 
 
 class Rows:
-    """What the store keeps of spool streams."""
+    """The spool streams in the store."""
 
     def __init__(self) -> None:
         self.streams: dict[int, Stream] = {}
@@ -41,7 +42,7 @@ class Rows:
 
 
 class Machine:
-    """One state directory, and the processes that use it one after the other."""
+    """One state directory, used by one process after the other."""
 
     def __init__(self, directory: Path, rng: Random, *, segment_bytes: int, max_bytes: int) -> None:
         self.directory = directory
@@ -54,16 +55,16 @@ class Machine:
 
     async def process(self, data: bytes, *, is_last: bool) -> bytes:
         """
-        Run one process over a part of the input; all but the last are cut off.
+        Run a process on a part of the input; all except the last are killed.
 
         Returns:
-            What it took from the input.
+            The data that it took from the input.
         """
         rx_end, tx_end = os.pipe()
         os.write(tx_end, data)
         if is_last:
             os.close(tx_end)
-        first_id = 1 + max(self.rows.youngest, youngest_segment_id(self.directory))
+        first_id = 1 + max(self.rows.youngest, newest_segment_id(self.directory))
         own: dict[int, Path] = {}
 
         def next_id() -> int:
@@ -75,22 +76,21 @@ class Machine:
         spool = Spool(
             self.directory,
             rx_end,
+            SpoolSettings(
+                max_bytes=max(self.max_bytes, self.segment_bytes), segment_bytes=self.segment_bytes, fsync="never"
+            ),
             wall_time=lambda: 1.0,
             known=known,
             next_stream_id=next_id,
             forget=self.rows.forget,
             max_record_bytes=100,
-            max_bytes=self.max_bytes,
-            segment_bytes=self.segment_bytes,
-            fsync="never",
-            fsync_interval_s=1.0,
         )
         left = {path.stem: path.read_bytes() for path in self.directory.iterdir()}
         sent: list[Chunk] = []
         to_come = self.rng.randrange(6) if not is_last else 1 << 30
         async with spooling(spool) as rx:
             while len(sent) < to_come:
-                # A producer that says no more and does not end: what is there comes at once, then nothing does.
+                # A producer that pauses: existing data is delivered at once, then nothing.
                 with anyio.move_on_after(None if is_last else 0.02) as waiting:
                     try:
                         chunk = await rx.receive()
@@ -106,7 +106,7 @@ class Machine:
             os.close(tx_end)
         os.close(rx_end)
         taken = {int(path.stem): path.read_bytes() for path in self.directory.iterdir() if path.stem not in left}
-        for stream_id in own:  # segments that were deleted again are known by what was saved of them
+        for stream_id in own:  # deleted segments are known from the saved positions
             taken.setdefault(stream_id, b"".join(chunk.data for chunk in self.saved.get(stream_id, [])))
         return b"".join(content for _, content in sorted(taken.items()))
 
@@ -117,7 +117,7 @@ class Machine:
                 self.rows.save(chunk)
                 self.saved.setdefault(chunk.stream.stream_id, []).append(chunk)
             del sent[:many]
-            if is_last or self.rng.random() < 0.8:  # else: the crash comes between the commit and the deletion
+            if is_last or self.rng.random() < 0.8:  # otherwise the crash is between the commit and the deletion
                 await spool.after_save(())
 
 
@@ -132,9 +132,7 @@ INPUTS = st.lists(
 
 @settings(max_examples=25, deadline=None)
 @given(INPUTS, st.sampled_from([1, 50, 300, 10_000]), st.sampled_from([1, 200, 1 << 20]), st.integers(0, 10**6))
-def test_whatever_was_taken_from_the_input_leaves_once_in_order(
-    parts: list[bytes], segment_bytes: int, max_bytes: int, seed: int
-):
+def test_all_input_is_delivered_once_in_order(parts: list[bytes], segment_bytes: int, max_bytes: int, seed: int):
     async def all_processes() -> None:
         with tempfile.TemporaryDirectory(prefix="shipper-spool-") as folder:
             machine = Machine(Path(folder), Random(seed), segment_bytes=segment_bytes, max_bytes=max_bytes)
@@ -142,8 +140,10 @@ def test_whatever_was_taken_from_the_input_leaves_once_in_order(
             for number, part in enumerate(parts):
                 is_last = number == len(parts) - 1
                 took = await machine.process(part, is_last=is_last)
-                assert part.startswith(took) or (is_last and took == part + b"\n"), "a prefix, as it came"
-                assert not is_last or took.rstrip(b"\n") == part.rstrip(b"\n"), "the last one takes everything"
+                assert part.startswith(took) or (is_last and took == part + b"\n"), "the input was not taken in order"
+                assert not is_last or took.rstrip(b"\n") == part.rstrip(b"\n"), (
+                    "the last process did not take everything"
+                )
                 taken += took
             assert os.listdir(folder) == []
             assert machine.rows.streams == {}
@@ -152,7 +152,7 @@ def test_whatever_was_taken_from_the_input_leaves_once_in_order(
         for chunks in machine.saved.values():
             offset = 0
             for chunk in chunks:
-                assert chunk.start_offset == offset, "neither a gap nor an overlap"
+                assert chunk.start_offset == offset, "there is a gap or an overlap"
                 offset = chunk.end_offset
         assert b"".join(chunk.data for _, chunks in sorted(machine.saved.items()) for chunk in chunks) == taken
 

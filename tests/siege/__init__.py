@@ -1,17 +1,17 @@
 """
-Everything that others write means harm, for half an hour: `python -m tests.siege --seed N --duration S`.
+Mix hostile input, answers and clients with good records: `python -m tests.siege --seed N --duration S`.
 
-One `shipper run` follows inputs of every form. Good records flow into all of them at a steady rate; between them, and
-in files of their own, lies bait. The service and its token endpoint answer in hostile ways between honest ones, clients
-of the admin address mean harm, and the settings are read again and again. All good records have to be accepted, the
-memory stays bounded, `/healthz` says 200 throughout, the process lives, and no canary is shown anywhere.
+One `shipper run` follows inputs of every form. Good records are written to all of them at a steady rate, mixed with
+hostile records and files. The service and its token endpoint send some hostile answers, clients attack the admin
+address, and the settings are reloaded repeatedly. All good records must be accepted, memory use must stay bounded,
+`/healthz` must always return 200, the process must not exit, and no output may show a canary.
 
-- `canaries`: what must be shown nowhere.
-- `bait`: records and files that mean harm. Add to its tables.
-- `feeds`: what writes the inputs.
-- `answers`: what the service says. Add to its tables.
+- `canaries`: strings that no output may show.
+- `hostile`: hostile records and files. Add to its tables.
+- `feeds`: the writers of the inputs.
+- `answers`: hostile answers of the service. Add to its tables.
 - `visitors`: probes and clients of the admin address. Add to its table.
-- `checking`: what must hold.
+- `checking`: the checks at the end.
 
-The records, the service and its books are those of `tests.torture`.
+The records, the service and its journal come from `tests.torture`.
 """

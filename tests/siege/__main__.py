@@ -1,4 +1,4 @@
-"""`python -m tests.siege --seed N --duration S`: exit code 0 = all of it held; 1 = what did not is said."""
+"""`python -m tests.siege --seed N --duration S`: exits with 0 if all checks pass, 1 if not."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 
-from tests.e2e.driver import Running, Shipper, Target
+from tests import campaign
+from tests.e2e.driver import Running, Shipper, State, Target
 from tests.e2e.operated import Admin
 from tests.siege import answers, checking
 from tests.siege.canaries import KEY, SECRET
 from tests.siege.feeds import ALL, Feed
-from tests.siege.visitors import CLIENTS, Visitors, running
-from tests.soak.looking import look_at_metrics
-from tests.torture.books import READ_TIMEOUT_S, Books, Process
-from tests.torture.campaign import hold, read_options
+from tests.siege.visitors import CLIENTS, Visitors
+from tests.torture.checking import losses, unseen
+from tests.torture.journal import READ_TIMEOUT_S, Journal, Process
 from tests.torture.lanes import ask_for_tokens
 from tests.torture.service import Service
 
 DRAIN_S: Final = 240.0
 SETTLED_S: Final = 60.0
-LIMIT_S: Final = 900.0  # beyond the duration, for all of it
+LIMIT_S: Final = 900.0  # for everything beyond the duration
 LOOK_S: Final = 0.2
 HANGUP_S: Final = 7.0
-ENOUGH_S: Final = 600.0  # for everything that is planned to have happened
+ENOUGH_S: Final = 600.0  # minimum duration in which everything planned must happen
 COMMANDS_S: Final = 20.0
 COMMANDS: Final = (
     ("status", "--all"),
@@ -46,61 +47,47 @@ SETTINGS: Final[dict[str, object]] = {
     "delivery.read_timeout_seconds": READ_TIMEOUT_S,
     "delivery.retry_initial_seconds": 0.02,
     "delivery.retry_max_seconds": 0.5,
-    "records.mistake_limit": 0,  # the operator expects such lines, and wants the good ones between them
+    "records.mistake_limit": 0,  # many invalid lines are expected between good ones
     "log.level": "debug",
     "log.format": "json",
 }
 
 
-def main() -> None:
-    options = read_options("siege", __doc__, duration=1800, rate=25)
-    hold(
-        "siege",
-        options,
-        lambda folder: Siege(folder, options.seed, options.duration, options.rate).hold(),
-        limit_s=LIMIT_S,
-    )
-
-
 class Siege:
     """
-    One run of it.
+    One run of the siege.
 
     Args:
-        duration: Seconds for which all is hostile.
-        rate: Good records a second.
+        duration: Seconds with hostile input, answers and clients.
+        rate: Good records per second.
     """
 
     def __init__(self, folder: Path, seed: int, duration: float, rate: float) -> None:
         self._folder = folder
-        self._inputs = folder / "inputs"
-        self._inputs.mkdir()
+        (folder / "inputs").mkdir()
         self._rng = Random(f"{seed} siege")
         self._duration = duration
-        self._books = Books(seed, len(ALL))
-        self._books.processes[KEY] = Process(KEY, 1)
-        self._feeds: list[Feed] = []
-        for number, (kind, share) in enumerate(ALL.items()):
-            self._books.records[number] = kind.kind_of_records(seed, number)
-            feed = kind(self._inputs, number, self._books, Random(f"{seed} {kind.name}"), rate=rate * share)
-            self._feeds.append(feed)
+        self._journal = Journal(kind.kind_of_records(seed, number) for number, kind in enumerate(ALL))
+        self._journal.processes[KEY] = Process(KEY, 1)
+        self._feeds: list[Feed] = [
+            kind(folder / "inputs", number, self._journal, Random(f"{seed} {kind.name}"), rate=rate * share)
+            for number, (kind, share) in enumerate(ALL.items())
+        ]
         self._done: Counter[str] = Counter()
         self._wrong: list[str] = []
-        self._stack = ExitStack()
 
     def hold(self) -> list[str]:
-        """Do it all; returns what is wrong."""
-        with self._stack:
-            self._service = self._stack.enter_context(Service(self._books))
-            self._dealers = answers.besiege(self._service, self._rng)
-            self._shipper = self._stack.enter_context(
-                Shipper(self._folder / "shipper", Target(self._service.base_url, KEY, SECRET))
-            )
+        """Run the siege, and return the problems found."""
+        with ExitStack() as stack:
+            self._service = stack.enter_context(Service(self._journal))
+            self._hostilities = answers.besiege(self._service, self._rng)
+            target = Target(self._service.base_url, KEY, SECRET)
+            self._shipper = stack.enter_context(Shipper(self._folder / "shipper", target))
             ask_for_tokens(self._shipper, self._service)
             for feed in self._feeds:
                 feed.begin()
             self._running = self._start()
-            self._port = int(Admin(self._running).address.rpartition(":")[2])
+            self._admin = Admin(self._running)
             try:
                 self._besiege()
             except AssertionError as error:
@@ -113,13 +100,14 @@ class Siege:
         return self._shipper.start("run", settings={**SETTINGS, "input.include": patterns}, prefix=prefix)
 
     def _besiege(self) -> None:
-        """Let all that means harm loose, then let it end, and see what came of it."""
+        """Run feeds, visitors and operator for the duration; then wait until everything is settled."""
         no_more, is_over = threading.Event(), threading.Event()
-        visitors = Visitors(self._port, self._rng, is_over)
+        visitors = Visitors(int(self._admin.address.rpartition(":")[2]), self._rng, is_over)
         self._seen = visitors.seen
-        feeding = {feed.name: _feeding(feed, no_more) for feed in self._feeds}
-        with running({**visitors.loops(), "operator": lambda: self._operate(is_over)}, is_over, self._wrong.append):
-            with running(feeding, no_more, self._wrong.append):
+        feeding = {feed.name: partial(feed.run, no_more) for feed in self._feeds}
+        loops = {**visitors.loops(), "operator": lambda: self._operate(is_over)}
+        with campaign.threads(loops, is_over, self._wrong):
+            with campaign.threads(feeding, no_more, self._wrong):
                 self._watch(lambda: False, self._duration)
             answers.relieve(self._service)
             self._watch(lambda: not any(feed.backlog for feed in self._feeds), DRAIN_S)
@@ -127,34 +115,35 @@ class Siege:
         self._command(*COMMANDS)
         result = self._running.stop(limit_s=60)
         if result.returncode != 0:
-            self._wrong.append(f"it ended with exit code {result.returncode}\n{result.stderr[-3000:]}")
+            self._wrong.append(f"shipper ended with exit code {result.returncode}\n{result.stderr[-3000:]}")
 
     def _is_settled(self) -> bool:
-        """Return whether the shipper says so; what the state says is for when it has ended."""
-        seen = look_at_metrics(self._port)
+        """Return whether the metrics say that all records are settled."""
+        totals = self._admin.totals()
         good, bad = checking.written(self._feeds)
-        return seen["accepted"] == good and seen["dead_lettered"] >= bad and not seen["pending"]
+        is_all = totals["events_accepted"] == good and totals["dead_letters"] >= bad
+        return is_all and not totals["pending_records"]
 
     def _watch(self, is_enough: Callable[[], bool], limit_s: float) -> None:
-        """Wait, for so long at most; not when the process has ended, or something else is wrong already."""
+        """Wait until a condition holds, the time is up or a problem was found; raise if the process ends."""
         until = time.monotonic() + limit_s
         while time.monotonic() < until and not is_enough():
             if self._running.has_ended:
                 code = self._running.process.returncode
-                raise AssertionError(f"it ended with exit code {code}\n{self._running.stderr[-3000:]}")
+                raise AssertionError(f"shipper ended with exit code {code}\n{self._running.stderr[-3000:]}")
             if self._wrong:
                 return
             _ = self._running.peak_bytes
             time.sleep(LOOK_S)
 
     def _operate(self, is_over: threading.Event) -> None:
-        """Do what operators do meanwhile: revoke tokens, have the settings read again, look, and purge."""
+        """Act as an operator: revoke tokens, reload the settings, run commands, and purge dead letters."""
         commands_at = time.monotonic() + COMMANDS_S / 2
         number = 0
         while not is_over.wait(HANGUP_S):
             self._service.tokens.revoke()
             self._running.process.send_signal(signal.SIGHUP)
-            self._done["settings read again"] += 1
+            self._done["settings reloaded"] += 1
             if time.monotonic() > commands_at:
                 commands_at = time.monotonic() + COMMANDS_S
                 self._command(COMMANDS[number % len(COMMANDS)], COMMANDS[-1])
@@ -167,11 +156,11 @@ class Siege:
             self._wrong += checking.shown(f"shipper {' '.join(command)}", (result.stdout + result.stderr).encode())
 
     def _abort(self) -> None:
-        """Have another process aborted that holds records and secrets: it leaves no core."""
+        """Abort another process that holds records and secrets, to check that it leaves no core."""
         if Path("/proc/sys/kernel/core_pattern").read_text().strip() != "core":
-            print("left out: a core of an aborted process, as cores go to another place here")
+            print("skipped: the core of an aborted process, because core_pattern is not `core`")
             return
-        self._running.end()  # if it has not ended by itself
+        self._running.end()  # if still running
         another = self._start()
         another.wait_for("inputs_found", limit_s=60)
         another.process.send_signal(signal.SIGABRT)
@@ -179,14 +168,13 @@ class Siege:
 
     def _judge(self) -> list[str]:
         state, happened = self._shipper.read_state(), self._happened()
-        for where, counts in happened.items():
-            print(f"\n{where}\n{checking.table(counts)}")
-        print(f"\nin all\n{checking.table(self._summary(state))}", flush=True)
-        wrong = [*checking.losses(self._feeds), *checking.starved(self._feeds), *self._books.wrong]
+        for where, counts in {**happened, "total": self._summary(state)}.items():
+            print(f"\n{where}\n{campaign.table(counts)}", flush=True)
+        wrong = [*losses(self._feeds), *checking.starved(self._feeds), *self._journal.wrong]
         wrong += [*checking.accounts(self._feeds, state), *checking.memory(self._running.peak_bytes)]
         wrong += [*checking.health(self._seen), *checking.pages(self._seen)]
         if self._duration >= ENOUGH_S:
-            wrong += checking.unseen(happened)
+            wrong += unseen(happened)
         self._abort()
         wrong += checking.cores([self._shipper.folder, self._shipper.state, Path.cwd()])
         for path in sorted(self._shipper.folder.glob("output/*")):
@@ -194,44 +182,39 @@ class Siege:
         return wrong
 
     def _happened(self) -> dict[str, Counter[str]]:
-        happened: dict[str, Counter[str]] = {name: dealer.dealt for name, dealer in self._dealers.items()}
-        happened["clients"] = Counter(dict.fromkeys(CLIENTS, 0))
-        happened["clients"].update(self._seen.clients)
+        happened: dict[str, Counter[str]] = {name: each.sent for name, each in self._hostilities.items()}
+        happened["clients"] = Counter({**dict.fromkeys(CLIENTS, 0), **self._seen.clients})
         happened["pages"] = self._seen.pages
         for feed in self._feeds:
-            happened[f"bait in {feed.name}"] = feed.baits
-            happened[f"of {feed.name}"] = feed.noted
-        happened["the operator"] = self._done
+            happened |= {f"hostile records in {feed.name}": feed.hostile_counts, f"files of {feed.name}": feed.counts}
+        happened["operator"] = self._done
         return happened
 
-    def _summary(self, state: Any) -> dict[str, object]:
-        feeds, repeats = self._feeds, self._books.repeats.values()
+    def _summary(self, state: State) -> dict[str, object]:
         return {
-            "good records": sum(feed.owed for feed in feeds),
-            "of which the service has": len(self._books.first),
-            "repeats": sum(map(len, repeats)),
+            "good records": sum(feed.owed for feed in self._feeds),
+            "good records accepted": len(self._journal.first),
+            "repeats": sum(map(len, self._journal.repeats.values())),
             "records read": state.read,
             "dead letters": state.dead_lettered,
-            "duplicates, which were not sent": state.duplicates,
-            "bait in the inputs of good records": sum(feed.bait_records for feed in feeds),
-            "requests": sum(self._books.requests.values()),
-            "hostile answers": sum(dealer.dealt.total() for dealer in self._dealers.values()),
+            "duplicates, not sent": state.duplicates,
+            "hostile records among good ones": sum(feed.hostile_records for feed in self._feeds),
+            "requests": sum(self._journal.requests.values()),
+            "hostile answers": sum(each.sent.total() for each in self._hostilities.values()),
             "hostile connections to the admin address": self._seen.clients.total(),
             "probes": self._seen.probes,
-            "of which not 200": len(self._seen.unhealthy),
-            "seconds, the slowest probe": f"{self._seen.slowest_s:.2f}",
-            "seconds, the longest without a good record": f"{max(feed.starved_s for feed in feeds):.1f}",
-            "MiB of memory at most": f"{self._running.peak_bytes / (1 << 20):.1f}",
+            "probes without a 200": len(self._seen.unhealthy),
+            "seconds of the slowest probe": f"{self._seen.slowest_s:.2f}",
+            "most seconds without a good record": f"{max(feed.starved_s for feed in self._feeds):.1f}",
+            "MiB of memory at the peak": f"{self._running.peak_bytes / (1 << 20):.1f}",
         }
 
 
-def _feeding(feed: Feed, is_over: threading.Event) -> Callable[[], None]:
-    def loop() -> None:
-        while not is_over.is_set():
-            feed.turn()
-        feed.finish()
+def main() -> None:
+    def hold(folder: Path, seed: int, duration: float, rate: float) -> list[str]:
+        return Siege(folder, seed, duration, rate).hold()
 
-    return loop
+    campaign.run("siege", __doc__, hold, duration=1800, rate=25, limit_s=LIMIT_S)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Answers that mean harm, dealt between honest ones. None is an acceptance, so that all is delivered in the end."""
+"""Hostile answers, mixed with honest ones. None is an acceptance, so that everything is delivered in the end."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from functools import partial
 from random import Random
 from typing import Final
 
+from tests.campaign import Shuffled
 from tests.e2e.fake_service import RESET, WEB_PAGE, Reply
 from tests.e2e.test_hostile_answers import ANSWERS, DEEP, DIGITS, ZEROS, answer, floods
 from tests.e2e.test_hostile_texts import TEXT
@@ -20,7 +21,7 @@ from tests.siege.canaries import KEY, SECRET, TOKEN
 from tests.torture.service import Misbehaviour, Service
 
 _CYCLE_S: Final = 40.0
-_WAVE_SHARE: Final = 0.15  # of a cycle, in which hardly an answer is honest
+_WAVE_SHARE: Final = 0.15  # of a cycle; most answers during a wave are hostile
 _IN_WAVES: Final = 0.9
 _ELSE: Final = 0.2
 _DRIP_S: Final = 3.0
@@ -39,7 +40,7 @@ def _wire(data: bytes | Callable[[socket.socket], None]) -> Reply:
 
 
 def _drip(data: bytes) -> Callable[[socket.socket], None]:
-    """Send a few bytes now and then, for a while."""
+    """Send a few bytes at a time for a while."""
 
     def send(connection: socket.socket) -> None:
         pause_s = _DRIP_S / len(data)
@@ -51,7 +52,7 @@ def _drip(data: bytes) -> Callable[[socket.socket], None]:
 
 
 def _flood(number: int, connection: socket.socket) -> None:
-    floods()[number](connection)  # a new one, as each has its beginning
+    floods()[number](connection)  # a new one each time, because it starts with a head
 
 
 _FLOODS: Final = [_wire(partial(_flood, number)) for number in range(len(floods()))]
@@ -72,7 +73,12 @@ _HEADS: Final = (
     b"HTTP/1.1 503 x\r\nX: a\0b\r\n folded\r\nContent-Length: 0\r\n\r\n",
 )
 
-# By what they attack. A wait that is asked for is obeyed, so none asks for more than moments.
+_NO_TOKENS: Final = (
+    *(b"", DEEP, b"{}", b"\xff", b"[1]", b'{"access_token":"a\\r\\nX: y"}', b'{"access_token":"\\ud800"}'),
+    json.dumps({"access_token": "canary-token-x" * 90_000}).encode(),
+)
+
+# By what they attack. Requested waits are short, because shipper obeys them.
 INTAKE: Final[Mapping[str, Sequence[Reply]]] = {
     "numbers, bodies, status lines": [_wire(each) for each in ANSWERS],
     "heads": [_wire(each) for each in _HEADS],
@@ -83,7 +89,12 @@ INTAKE: Final[Mapping[str, Sequence[Reply]]] = {
     ],
     "ends": [RESET, Reply(wire=b""), _wire(_reset_within)],
     "denials in an answer of success": [
-        *(WEB_PAGE, _says(200, f"failed: {TEXT}"), Reply(body=b'{"success":false}'), Reply(body=b'{"status":"zork"}')),
+        *(
+            WEB_PAGE,
+            _says(200, f"failed: {TEXT}"),
+            Reply(body=b'{"success":false}'),
+            Reply(body=b'{"status":"zork"}'),
+        ),
         *(Reply(body=json.dumps({"rejected": 10**9, "message": _QUOTES}).encode()), Reply(body=b'{"accepted":-1}')),
         Reply(status=207, body=json.dumps({"results": [{"status": _QUOTES}] * 9_000}).encode()),
     ],
@@ -94,7 +105,7 @@ INTAKE: Final[Mapping[str, Sequence[Reply]]] = {
         _says(403, "Out of call volume quota. Quota will be replenished in 00:00:01."),
     ],
 }
-# To batches of several records only: one alone would become a dead letter, as it has to.
+# Only to batches of several records: a single refused record would correctly become a dead letter.
 OF_BATCHES: Final[Mapping[str, Sequence[Reply]]] = {
     "refusals of a batch": [_says(status, _QUOTES) for status in (400, 409, 413, 422)],
 }
@@ -103,19 +114,7 @@ TOKENS: Final[Mapping[str, Sequence[Reply]]] = {
         Reply(status=200, body=b'{"access_token":"a","token_type":"Bearer","expires_in":%b}' % each)
         for each in (ZEROS, DIGITS, b"-" + ZEROS, b"1e400", b"0", b"true", b"[]", b'"%b"' % DIGITS)
     ],
-    "no tokens": [
-        Reply(status=200, body=body)
-        for body in (
-            b"",
-            DEEP,
-            b"{}",
-            b'{"access_token":"a\\r\\nX: y"}',
-            b'{"access_token":"\\ud800"}',
-            b"\xff",
-            b"[1]",
-        )
-    ]
-    + [Reply(status=200, body=json.dumps({"access_token": "canary-token-x" * 90_000}).encode()), WEB_PAGE],
+    "no tokens": [WEB_PAGE, *(Reply(status=200, body=body) for body in _NO_TOKENS)],
     "refusals": [
         Reply(status=status, body=json.dumps({"error": _QUOTES, "error_description": _QUOTES}).encode())
         for status in (400, 401, 403, 429, 500, 503)
@@ -128,10 +127,10 @@ TOKENS: Final[Mapping[str, Sequence[Reply]]] = {
 
 class Hostility(Misbehaviour):
     """
-    What befalls some of the answers, and in waves nearly all.
+    Replaces some answers by hostile ones, and nearly all during waves.
 
     Args:
-        large: What is for requests of more than some events.
+        large: Answers to requests with more than a few events.
     """
 
     def __init__(
@@ -140,15 +139,15 @@ class Hostility(Misbehaviour):
         super().__init__()
         self._large = large or {}
         self._kinds = {**kinds, **self._large}
-        self._decks: dict[str, list[Reply]] = {}
+        self._replies = {kind: Shuffled(replies, rng) for kind, replies in self._kinds.items()}
         self._rng = rng
         self._begin = time.monotonic()
         self._lock = threading.Lock()
         self._picked: list[tuple[str, Misbehaviour]] = []
 
     @property
-    def dealt(self) -> Counter[str]:
-        """How many answers of each kind were given."""
+    def sent(self) -> Counter[str]:
+        """Number of answers sent, by kind."""
         found = Counter(dict.fromkeys(self._kinds, 0))
         found.update(kind for kind, each in self._picked if each.hits)
         return found
@@ -159,21 +158,19 @@ class Hostility(Misbehaviour):
             if self._rng.random() > (_IN_WAVES if passed > 1 - _WAVE_SHARE else _ELSE):
                 return None
             kind = self._rng.choice([*self._kinds])
-            if not self._decks.get(kind):
-                self._decks[kind] = self._rng.sample(self._kinds[kind], len(self._kinds[kind]))
-            picked = Misbehaviour(self._decks[kind].pop(), over_events=_FEW if kind in self._large else 0)
+            picked = Misbehaviour(self._replies[kind].next(), over_events=_FEW if kind in self._large else 0)
             self._picked.append((kind, picked))
             return picked
 
 
 def besiege(service: Service, rng: Random) -> dict[str, Hostility]:
-    """Let a service and its token endpoint mean harm; returns who deals it."""
+    """Make a service and its token endpoint hostile; return both hostilities by name."""
     service.tokens.prefix = TOKEN
     intake = service.intake.misbehaviour = Hostility(INTAKE, rng, large=OF_BATCHES)
-    tokens = service.token_endpoint.misbehaviour = Hostility(TOKENS, rng)
+    tokens = service.tokens.misbehaviour = Hostility(TOKENS, rng)
     return {"answers": intake, "answers of the token endpoint": tokens}
 
 
 def relieve(service: Service) -> None:
-    """Let them be honest."""
-    service.intake.misbehaviour = service.token_endpoint.misbehaviour = None
+    """Make the service and its token endpoint honest again."""
+    service.intake.misbehaviour = service.tokens.misbehaviour = None

@@ -1,4 +1,4 @@
-"""What writes the inputs: good records at a steady rate, and bait between them; each feed in a thread of its own."""
+"""Write good records at a steady rate, mixed with hostile ones; each feed in its own thread."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
+from threading import Event
 from typing import Any, ClassVar, Final
 
+from tests.campaign import Shuffled
 from tests.e2e.files import COMPRESSIONS
 from tests.e2e.test_hostile_names import NAMES
-from tests.siege import bait
+from tests.siege import hostile
 from tests.torture.application import Application, LogFile
-from tests.torture.books import Books
-from tests.torture.producing import Producer
+from tests.torture.journal import Journal, Producer
 from tests.torture.records import POISON, Record, Records
 
-KEPT_S: Final = 60.0  # a file that is delivered; then it is deleted
-_BAIT_SHARE: Final = 0.4  # of all turns
-_BAIT_EVERY: Final = 10  # records of an archive
+KEPT_S: Final = 60.0  # how long a delivered file is kept
+_HOSTILE_SHARE: Final = 0.4  # of turns that write a hostile record
+_HOSTILE_EVERY: Final = 10  # records in an archive
 _TURN_S: Final = 0.1
 
 
 class Rows(Records):
-    """Records as rows of CSV; all of them are good, but for the poison."""
+    """Records as CSV rows; all of them are good except the poison."""
 
     def make(self, number: int) -> Record:
         record = super().make(number)
@@ -52,17 +53,13 @@ class Elements(Rows):
 
 class Feed(Producer):
     """
-    One kind of input.
-
-    Args:
-        folder: For it alone.
+    One kind of input, in its own folder.
 
     Attributes:
-        pattern: Of its files.
-        baits: How often each kind of bait was laid.
-        bait_records: How many records those are; each of them becomes a dead letter.
-        noted: How often something else happened.
-        starved_s: The longest time for which the service got no good record of it although there were some.
+        pattern: Glob of its files.
+        hostile_counts: Number of hostile records or files written, by kind.
+        hostile_records: Number of hostile records; each of them becomes a dead letter.
+        starved_s: The longest time without a good record at the service although some were pending.
     """
 
     name: ClassVar[str]
@@ -70,13 +67,12 @@ class Feed(Producer):
     kind_of_records: ClassVar[type[Records]] = Records
     kinds: ClassVar[Mapping[str, Callable[[Random], bytes]]] = {}
 
-    def __init__(self, folder: Path, number: int, books: Books, rng: Random, *, rate: float) -> None:
-        super().__init__(number, books, rate=rate)
+    def __init__(self, folder: Path, number: int, journal: Journal, rng: Random, *, rate: float) -> None:
+        super().__init__(number, journal, rate=rate)
         self.folder = folder / self.name
         self.rng = rng
-        self.baits: Counter[str] = Counter(dict.fromkeys(self.kinds, 0))
-        self.bait_records = 0
-        self.noted: Counter[str] = Counter()
+        self.hostile_counts: Counter[str] = Counter(dict.fromkeys(self.kinds, 0))
+        self.hostile_records = 0
         self.starved_s = 0.0
         self._seen = 0, time.monotonic()
         self._done: list[tuple[float, Path, list[int]]] = []
@@ -84,61 +80,57 @@ class Feed(Producer):
     def begin(self) -> None:
         self.folder.mkdir()
 
-    def turn(self) -> None:
-        """Do what is due; called again and again."""
-        self.produce(self.due())
-        self._note_starving()
-        self._tidy_up()
-        time.sleep(_TURN_S)
+    def run(self, is_over: Event) -> None:
+        while not is_over.wait(_TURN_S):
+            self.produce(self.due())
+            self._note_starving()
+            self._tidy_up()
+        self.finish()
 
     def produce(self, count: int) -> None:
-        """Write so many good records, and some bait."""
+        """Write `count` good records, and some hostile ones."""
 
     def finish(self) -> None:
-        """Write the rest of what is torn; no more comes."""
+        """Complete partial lines and files at the end."""
 
-    def bait(self) -> bytes:
-        """Make a piece of bait, or none."""
-        if self.rng.random() > _BAIT_SHARE:
+    def hostile_record(self) -> bytes:
+        """Return a hostile record, or nothing."""
+        if self.rng.random() > _HOSTILE_SHARE:
             return b""
         kind = self.rng.choice([*self.kinds])
-        self.baits[kind] += 1
-        self.bait_records += 1
+        self.hostile_counts[kind] += 1
+        self.hostile_records += 1
         return self.kinds[kind](self.rng)
 
     def next_line(self) -> tuple[int, bytes]:
         number, record = self.next_record()
         return number, record.line
 
-    def awaits(self, numbers: Sequence[int]) -> bool:
-        """Return whether the service has yet to get some of these records."""
-        return any(not self.has(number) and not self.make(number).rule for number in numbers)
-
     def put_away(self, path: Path, numbers: Sequence[int]) -> None:
-        """Delete a file when it has long been delivered."""
+        """Delete a file some time after it was delivered."""
         self._done.append((time.monotonic() + KEPT_S, path, [*numbers]))
 
     def _tidy_up(self) -> None:
         for each in [each for each in self._done if each[0] <= time.monotonic()]:
             _, path, numbers = each
-            if not self.awaits(numbers):
+            if not any(map(self.is_missing, numbers)):
                 self._done.remove(each)
-                for suffix in ("", *(f".{each}" for each in COMPRESSIONS)):  # by now, perhaps
+                for suffix in ("", *(f".{each}" for each in COMPRESSIONS)):  # it may have been compressed since
                     path.with_name(path.name + suffix).unlink(missing_ok=True)
 
     def _note_starving(self) -> None:
-        stored, now = self.books.stored[self.number], time.monotonic()
+        stored, now = self.journal.stored[self.number], time.monotonic()
         if stored > self._seen[0] or not self.backlog:
             self._seen = stored, now
         self.starved_s = max(self.starved_s, now - self._seen[1])
 
 
 class LogFeed(Feed, Application):
-    """Log files that grow, with torn lines, and are rotated in every way."""
+    """Growing log files with partially written lines, rotated in every way."""
 
     name: ClassVar = "logs"
     pattern: ClassVar = "*.ndjson*"
-    kinds: ClassVar = bait.LINES
+    kinds: ClassVar = hostile.LINES
     _ROTATION_S: ClassVar = 8.0
 
     def begin(self) -> None:
@@ -152,7 +144,7 @@ class LogFeed(Feed, Application):
         for index, share in shares.items():
             file = self.files[index]
             file.finish_line()
-            if file.numbers and (line := self.bait()):  # not as the first line, which tells the format
+            if file.numbers and (line := self.hostile_record()):  # not as the first line, which determines the format
                 file.write(line + b"\n")
             file.append(self, share, self.rng)
         if time.monotonic() > self._rotate_at:
@@ -173,12 +165,12 @@ class LogFeed(Feed, Application):
             self.copy_and_truncate(file, self.rng)
         else:
             self.rename(file, self.rng, suffix=how if how in COMPRESSIONS else "")
-        self.noted[f"rotated: {how}"] += 1
+        self.counts[f"rotated: {how}"] += 1
         self.put_away(file.path.with_name(f"{file.path.name}.{self._rotations}"), numbers)
 
 
 class _Whole(Feed):
-    """Files of which one grows, and is left for the next one."""
+    """Files that grow one after the other."""
 
     _FILE_S: ClassVar = 12.0
     head: ClassVar = b""
@@ -202,7 +194,7 @@ class _Whole(Feed):
         else:
             pieces = [self._good(is_first=False)]
         pieces += [self._good(is_first=False) for _ in range(count - 1)]
-        if line := self.bait():
+        if line := self.hostile_record():
             pieces.insert(self.rng.randrange(1, len(pieces) + 1), self._between(line))
         with self._path.open("ab") as out:
             out.write(b"".join(pieces))
@@ -226,23 +218,23 @@ class _Whole(Feed):
 
 
 class CsvFeed(_Whole):
-    """Files of CSV that grow."""
+    """Growing CSV files."""
 
     name: ClassVar = "tables"
     kind_of_records: ClassVar = Rows
-    kinds: ClassVar = bait.ROWS
-    head: ClassVar = ",".join(bait.FIELDS).encode() + b"\n"
+    kinds: ClassVar = hostile.ROWS
+    head: ClassVar = ",".join(hostile.FIELDS).encode() + b"\n"
 
     def _between(self, line: bytes) -> bytes:
         return line if line.endswith(b"\n") else line + b"\n"
 
 
 class ArrayFeed(_Whole):
-    """Files that hold a JSON array, which grow."""
+    """Growing files that contain a JSON array."""
 
     name: ClassVar = "arrays"
     kind_of_records: ClassVar = Elements
-    kinds: ClassVar = bait.VALUES
+    kinds: ClassVar = hostile.VALUES
     head: ClassVar = b'{"EventType":"Acquisition","events":['
     foot: ClassVar = b"\n]}\n"
 
@@ -251,10 +243,10 @@ class ArrayFeed(_Whole):
 
 
 class ArchiveFeed(Feed):
-    """Compressed files that are dropped whole, their windows as wide as may be."""
+    """Compressed files that appear complete, with windows of up to the allowed size."""
 
     name: ClassVar = "archives"
-    kinds: ClassVar = bait.LINES
+    kinds: ClassVar = hostile.LINES
     _FILE_S: ClassVar = 4.0
 
     def begin(self) -> None:
@@ -279,36 +271,36 @@ class ArchiveFeed(Feed):
             number, line = self.next_line()
             numbers.append(number)
             data += line
-            if number % _BAIT_EVERY == 0 and (bad := self.bait()):
+            if number % _HOSTILE_EVERY == 0 and (bad := self.hostile_record()):
                 data += bad + b"\n"
         suffix = self.rng.choice([*COMPRESSIONS])
         self._files += 1
-        self.noted[f"archives: {suffix}"] += 1
+        self.counts[f"archives: {suffix}"] += 1
         path = self.folder / f"{self._files:06}-{self.rng.choice(NAMES)}"
         new = self.folder.parent / "new"
         middle = data.index(b"\n") + 1
         new.write_bytes(
             b"".join(COMPRESSIONS[suffix](part) for part in (data[:middle], data[middle:]))
             if self.rng.random() < 0.3
-            else bait.with_window(data, suffix, self.rng.choice([20, 22, 23, 26]))
+            else hostile.with_window(data, suffix, self.rng.choice([20, 22, 23, 26]))
         )
         new.rename(path)
         self.put_away(path, numbers)
 
 
 class TrashFeed(Feed):
-    """Files, and things that are none, in which nothing is good; nobody can tell how many records they hold."""
+    """Files and other directory entries without good records; the number of records in them is unknown."""
 
     name: ClassVar = "trash"
     pattern: ClassVar = "**"
-    kinds: ClassVar = {**bait.FILES, **bait.THINGS}
+    kinds: ClassVar = {**hostile.FILES, **hostile.THINGS}
     _FILE_S: ClassVar = 1.0
     _KEPT: ClassVar = 40
 
     def begin(self) -> None:
         super().begin()
         self._next_at = time.monotonic()
-        self._deck: list[str] = []
+        self._kinds = Shuffled(self.kinds, self.rng)
         self._paths: list[Path] = []
 
     def due(self) -> int:
@@ -318,16 +310,14 @@ class TrashFeed(Feed):
         if time.monotonic() < self._next_at:
             return
         self._next_at = time.monotonic() + self._FILE_S
-        if not self._deck:
-            self._deck = self.rng.sample([*self.kinds], len(self.kinds))
-        kind = self._deck.pop()
-        self.baits[kind] += 1
-        path = self.folder / f"{sum(self.baits.values()):06}-{self.rng.choice(NAMES)}"
-        if kind in bait.THINGS:
-            bait.THINGS[kind](path)
+        kind = self._kinds.next()
+        self.hostile_counts[kind] += 1
+        path = self.folder / f"{sum(self.hostile_counts.values()):06}-{self.rng.choice(NAMES)}"
+        if kind in hostile.THINGS:
+            hostile.THINGS[kind](path)
         else:
             new = self.folder.parent / "new-trash"
-            new.write_bytes(bait.FILES[kind](self.rng))
+            new.write_bytes(hostile.FILES[kind](self.rng))
             new.rename(path)
         self._paths.append(path)
         if len(self._paths) > self._KEPT:

@@ -1,4 +1,4 @@
-"""Who comes to the admin address: probes, a scrape, and clients that mean harm."""
+"""Visitors of the admin address: probes, a scrape, and hostile clients."""
 
 from __future__ import annotations
 
@@ -8,43 +8,51 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from tests.e2e.test_hostile_clients import BEGINNINGS, ENDLESS, FOREIGN_HOSTS, MALFORMED, PATHS
+from tests.campaign import Shuffled
+from tests.e2e.test_hostile_clients import BEGINNINGS, FOREIGN_HOSTS, MALFORMED, PATHS
 from tests.fuzz.mutation import mutator
 from tests.siege.canaries import canaries_in
 
 PROBE_S: Final = 0.5
-PROBE_LIMIT_S: Final = 10.0  # of a machine that is busy
+PROBE_LIMIT_S: Final = 10.0  # on a busy machine
 SCRAPE_S: Final = 3.0
 _CLIENT_LIMIT_S: Final = 5.0
 _PAUSE_S: Final = 0.2
 _ANSWER_MAX: Final = 8 << 20
-_READ_MAX: Final = 64 << 20  # what is not read lies in the buffers of the two sockets
+_READ_MAX: Final = 64 << 20  # unread data is in the buffers of the two sockets
 _HELD: Final = 120
 _CROWD: Final = 400
 _REQUEST: Final = b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\nX-More: y\r\n\r\n"
 _MUTATE: Final = mutator(
     words=[b"\r\n", b"\r\n\r\n", b"Host: ", b"HTTP/1.1", *PATHS, b"Content-Length: 5", b"\0", b"%00"]
 )
+# The start of a request, and what is then repeated endlessly.
+_ENDLESS: Final = (
+    (b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"X: " + b"a" * 65_000 + b"\r\n"),
+    (b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", b"a" * 65_000),
+    (b"GET /", b"a" * 65_000),
+    (b"POST /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999999999\r\n\r\n", b"a" * 65_000),
+)
 
 
 @dataclass
 class Seen:
     """
-    What the visitors met.
+    What the visitors observed.
 
     Attributes:
-        probes: How many asked `/healthz`.
-        unhealthy: What those got that did not get a 200, and when.
-        slowest_s: Of the probes.
-        canaries: Where they stood.
-        wrong: What else must not be.
-        clients: How many connections meant harm, by kind.
+        probes: Number of requests for `/healthz`.
+        unhealthy: The answers other than 200, with their times.
+        slowest_s: Duration of the slowest probe.
+        canaries: The canaries shown, by page.
+        wrong: Other problems.
+        clients: Number of hostile connections, by kind.
     """
 
     probes: int = 0
@@ -61,7 +69,7 @@ class Seen:
 
 
 class Visitors:
-    """All of them, each in a thread, from `run` on until it is told that it is enough."""
+    """All visitors; each of `loops` runs in a thread until `is_over` is set."""
 
     def __init__(self, port: int, rng: Random, is_over: threading.Event) -> None:
         self.seen = Seen()
@@ -71,11 +79,10 @@ class Visitors:
         self._begin = time.monotonic()
 
     def loops(self) -> dict[str, Callable[[], None]]:
-        """Make what is to be run in threads."""
         return {"probe": self.probe, "scrape": self.scrape, "clients": self.attack}
 
     def probe(self) -> None:
-        """Ask for `/healthz` as a supervisor does, on a connection of its own each time."""
+        """Request `/healthz` like a supervisor, on a new connection each time."""
         while not self._is_over.wait(PROBE_S):
             begin = time.monotonic()
             try:
@@ -89,10 +96,10 @@ class Visitors:
                 self.seen.unhealthy.append(f"{status} at {begin - self._begin:.1f} s after {seconds:.1f} s")
 
     def scrape(self) -> None:
-        """Read all that is shown, as monitoring and people do."""
+        """Read all pages, like monitoring and people."""
         while not self._is_over.wait(SCRAPE_S):
             for path in map(bytes.decode, PATHS):
-                with suppress(OSError, http.client.HTTPException):  # whether they are let in the probes tell
+                with suppress(OSError, http.client.HTTPException):  # the probes check that connections are accepted
                     status, body = self._get(path)
                     self.seen.pages[f"{path} {status}"] += 1
                     self.seen.look_for_canaries(path, body)
@@ -106,24 +113,23 @@ class Visitors:
         finally:
             connection.close()
 
-    # Harm -------------------------------------------------------------------------------------------------------------
+    # Attacks ----------------------------------------------------------------------------------------------------------
 
     def attack(self) -> None:
-        """Deal all kinds, again and again."""
+        """Run all kinds of attack, repeatedly."""
         rng = Random(self._rng.random())
-        while not self._is_over.is_set():
-            for kind in rng.sample([*CLIENTS], len(CLIENTS)):
-                with ExitStack() as stack, suppress(OSError):  # cut off, which is its right
-                    CLIENTS[kind](_Client(self, kind, stack, rng))
-                if self._is_over.wait(_PAUSE_S):
-                    return
+        kinds = Shuffled(CLIENTS, rng)
+        while not self._is_over.wait(_PAUSE_S):
+            kind = kinds.next()
+            with ExitStack() as stack, suppress(OSError):  # shipper may close the connection
+                CLIENTS[kind](_Client(self, kind, stack, rng))
 
     def wait(self, seconds: float) -> None:
         self._is_over.wait(seconds)
 
 
 class _Client:
-    """Connections of one client."""
+    """The connections of one client."""
 
     def __init__(self, visitors: Visitors, kind: str, stack: ExitStack, rng: Random) -> None:
         self.visitors = visitors
@@ -137,7 +143,7 @@ class _Client:
         return self._stack.enter_context(connection)
 
     def ask(self, data: bytes) -> bytes:
-        """Send it all and read what comes, so much as a client may have to."""
+        """Send data and read the answer, up to the largest permitted one."""
         connection = self.connect()
         answer = b""
         with suppress(OSError):
@@ -151,7 +157,7 @@ class _Client:
 
 
 def _hold(client: _Client) -> None:
-    """Begin requests that never end, a byte now and then."""
+    """Start requests that never end, sent a byte at a time."""
     held = []
     for number in range(_HELD):
         with suppress(OSError):
@@ -165,19 +171,19 @@ def _hold(client: _Client) -> None:
 
 
 def _crowd(client: _Client) -> None:
-    """Come all at once."""
+    """Open many connections at once."""
     for _ in range(_CROWD):
         with suppress(OSError):
             client.connect()
 
 
 def _flood(client: _Client) -> None:
-    beginning, piece, _ = ENDLESS[client.rng.choice([*ENDLESS])]
+    beginning, piece = client.rng.choice(_ENDLESS)
     connection = client.connect()
     connection.sendall(beginning)
     for _ in range(_READ_MAX // len(piece)):
         connection.sendall(piece)
-    client.visitors.seen.wrong.append("a request without an end was read for ever")
+    client.visitors.seen.wrong.append("an endless request was read endlessly")
 
 
 def _malformed(client: _Client) -> None:
@@ -237,27 +243,3 @@ CLIENTS: Final[dict[str, Callable[[_Client], None]]] = {
     "resetting": _resetting,
     "mutated": _mutated,
 }
-
-
-@contextmanager
-def running(
-    loops: dict[str, Callable[[], None]], is_over: threading.Event, failed: Callable[[str], None]
-) -> Iterator[None]:
-    """Run these in threads; the end of this is their end, and that of one of them by an error is told."""
-
-    def guarded(name: str, loop: Callable[[], None]) -> None:
-        try:
-            loop()
-        except BaseException as error:
-            failed(f"the thread {name} ended: {error!r}")
-            raise
-
-    threads = [threading.Thread(target=guarded, args=each, name=each[0]) for each in loops.items()]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        for thread in threads:
-            thread.join()

@@ -1,49 +1,59 @@
-"""The whole of a soak: what is started, what is looked at, and the account at the end."""
+"""A soak: the shippers, their writers and the service, the samples, and the final check."""
 
 from __future__ import annotations
 
 import csv
-import http.client
 import json
+import os
 import shutil
 import subprocess
-import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from shipper.sandbox.samples import sample_lines
-from tests.bench.measure import ROOT, clean_environment
 from tests.e2e.driver import Running, Shipper, Target
-from tests.soak.flatness import CURVES, Judgement, judge_all
-from tests.soak.looking import Look, Rates, look_at_metrics, look_at_process, look_at_state
-from tests.soak.writing import BLOCK_LINES, Blocks, FileWriter, PipeWriter, Writer, Written, write_finished
+from tests.e2e.operated import Admin
+from tests.processes import Server, cpu_seconds, memory_bytes, running_program
+from tests.soak.flatness import CURVES, Judgement, Look, judge_all
+from tests.soak.writing import Blocks, FileWriter, PipeWriter, Writer, Written, write_finished
 
 PARTS: Final = ("run", "pipe")
 AHEAD: Final = 300_000  # events: some 100 MB
-GONE_FILES: Final = 11_000  # shipper remembers so many; if they are not there from the start, they are what grows
+GONE_FILES: Final = 11_000  # shipper remembers so many; if they did not exist from the start, their number would grow
 DRAIN_LIMIT_S: Final = 300
+MIB: Final = 1 << 20
 _SETTINGS: Final = {
     "delivery.read_timeout_seconds": 5,
     "delivery.retry_max_seconds": 2,
-    "delivery.max_concurrency": 16,  # so that as many connections as there may be are open after the warm-up
+    "delivery.max_concurrency": 16,  # so that all connections are open after the warm-up
     "log.format": "json",
 }
 _RUN_SETTINGS: Final = {"input.on_complete": "delete", "input.rotate_wait_seconds": 1}
 _PIPE_SETTINGS: Final = {"spool.max_bytes": 64 << 20, "spool.segment_bytes": 8 << 20}
+_METRICS: Final = {
+    "read": "records_read",
+    "accepted": "events_accepted",
+    "dead_lettered": "dead_letters",
+    "duplicates": "duplicates",
+    "pending": "pending_records",
+    "in_flight": "in_flight_requests",
+    "streams": "streams",
+    "retries": "retries",
+    "paused": "paused",
+}
 
 
 class Plan(NamedTuple):
     """
     Attributes:
-        seconds: From when all is under way until the writers stop.
-        cycle_s: The service is away once in each, and the dead letters are purged after each.
-        look_s: Between two looks.
-        gone_files: Inputs that `run` has to remember from the start.
-        ahead: Events that may be written to files and have not arrived.
+        seconds: Duration from the start of all parts until the writers stop.
+        cycle_s: Each cycle has one outage and ends with a purge of the dead letters.
+        look_s: Time between samples.
+        gone_files: Deleted inputs that `run` must remember from the start.
+        ahead: Maximum number of events written to files that have not arrived.
         parts: Some of `PARTS`.
     """
 
@@ -56,14 +66,40 @@ class Plan(NamedTuple):
     parts: Sequence[str] = PARTS
 
 
+def look_at_process(pid: int) -> Look:
+    return {
+        "rss_mib": memory_bytes(pid) / MIB,
+        "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
+        "threads": len(os.listdir(f"/proc/{pid}/task")),
+        "cpu_s": cpu_seconds(pid),
+    }
+
+
+def look_at_state(directory: Path) -> Look:
+    return {
+        "database_mib": _size(directory / "state.db") / MIB,
+        "wal_mib": _size(directory / "state.db-wal") / MIB,
+        "shm_kib": _size(directory / "state.db-shm") / 1024,
+        "live_bytes": _size(directory / "live.json"),
+        "spool_mib": sum(map(_size, (directory / "spool").glob("*"))) / MIB,
+    }
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 class Part:
     """
     One shipper with its writer.
 
     Attributes:
-        before: What was written before the writer began.
-        looks: Seconds since the start of the soak, and what was seen.
-        log: Its stderr.
+        before: What was written before the writer started.
+        looks: The samples, with seconds since the start of the soak.
+        log: The stderr of the shipper.
     """
 
     def __init__(self, name: str, running: Running, shipper: Shipper, writer: Writer, cycle_s: float) -> None:
@@ -73,80 +109,77 @@ class Part:
         self.writer = writer
         self.before = Written()
         self.looks: list[tuple[float, Look]] = []
-        self._rates = Rates(cycle_s)
+        self.admin = Admin(running)
+        self._cycle_s = cycle_s
+        self._window: deque[tuple[float, Look]] = deque()
         self._purging: Running | None = None
-        running.wait_for("admin_listening", limit_s=60)
-        told = next(line for line in running.stderr.splitlines() if "admin_listening" in line)
-        self.port = int(json.loads(told)["address"].rpartition(":")[2])
         (self.log,) = shipper.folder.glob("output/*.stderr")
 
     @property
     def written(self) -> Written:
-        """All that it has to deliver."""
+        """Everything written, including `before`."""
         return self.before + self.writer.written
 
-    def wait_for_first(self, service: Service) -> None:
-        """Wait until some of what is written has arrived."""
-        before = self.before.accepted
-        self.running.wait_until(lambda: service.arrived(self.name) > before, "it is under way", limit_s=DRAIN_LIMIT_S)
-
     def look(self, at: float) -> Look:
-        """Look once, and hold what is seen to the promise."""
-        look = look_at_process(self.running.pid) | look_at_state(self.shipper.state) | look_at_metrics(self.port)
+        """Take a sample, and check that the totals add up."""
+        totals = self.admin.totals()
+        look = look_at_process(self.running.pid) | look_at_state(self.shipper.state)
+        look |= {name: totals[metric] for name, metric in _METRICS.items()}
+        look |= {"lag_mib": totals["lag_bytes"] / MIB, "dead_letter_mib": totals["dead_letter_bytes"] / MIB}
         settled = look["accepted"] + look["dead_lettered"] + look["duplicates"]
-        assert look["read"] == settled + look["pending"], f"{self.name}: the account does not balance: {look}"
+        assert look["read"] == settled + look["pending"], f"{self.name}: the totals do not add up: {look}"
         look["log_bytes"] = self.log.stat().st_size
         look["input_files"] = sum(1 for _ in _inputs(self.shipper).iterdir())
-        self._rates.add(at, look)
+        self._add_rates(at, look)
         self.looks.append((at, look))
         return look
 
+    def _add_rates(self, at: float, look: Look) -> None:
+        """Add rates over a full cycle, so that each includes one outage; none during the first cycle."""
+        self._window.append((at, look.copy()))
+        while len(self._window) > 2 and self._window[1][0] <= at - self._cycle_s:
+            self._window.popleft()
+        then, before = self._window[0]
+        passed_s, accepted = at - then, look["accepted"] - before["accepted"]
+        if passed_s >= self._cycle_s and accepted:
+            look["records_per_s"] = accepted / passed_s
+            look["cpu_s_per_million"] = (look["cpu_s"] - before["cpu_s"]) / accepted * 1e6
+            look["log_kib_per_minute"] = (look["log_bytes"] - before["log_bytes"]) / 1024 / passed_s * 60
+
     def has_settled(self, records: int) -> bool:
-        """Return whether so many are settled, and none is pending."""
-        metrics = look_at_metrics(self.port)
-        return (metrics["read"], metrics["pending"]) == (records, 0)
+        totals = self.admin.totals()
+        return (totals["records_read"], totals["pending_records"]) == (records, 0)
 
     def purge(self) -> None:
-        """Have the dead letters deleted as an operator does, so that the database has nothing that may grow."""
-        if self._purging is None or self._purging.has_ended:  # else the machine is busy, and the next cycle will do
+        """Purge the dead letters like an operator, so that the database does not grow."""
+        if self._purging is None or self._purging.has_ended:  # otherwise the machine is busy; wait for the next cycle
             self.end_purge()
             self._purging = self.shipper.start("dead-letters", "purge", "--all", "--yes", check=False)
 
     def end_purge(self) -> None:
-        """Wait for the purge, if there is one."""
         if self._purging is not None:
             result = self._purging.finish(limit_s=DRAIN_LIMIT_S)
             assert result.returncode == 0, result.stderr
             self._purging = None
 
 
-class Service:
-    """The service, seen from here."""
-
-    def __init__(self, port: int) -> None:
-        self.target = Target(f"http://127.0.0.1:{port}", "soak-subscription-key", "soak-token")
-        self._port = port
-
-    def ask(self, method: str, path: str) -> dict[str, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
-        try:
-            connection.request(method, path)
-            return json.loads(connection.getresponse().read())
-        finally:
-            connection.close()
+class Service(Server):
+    @property
+    def target(self) -> Target:
+        return Target(f"http://127.0.0.1:{self.port}", "soak-subscription-key", "soak-token")
 
     def arrived(self, part: str) -> int:
-        """How many different events of a part have arrived."""
+        """Return the number of distinct events of a part that have arrived."""
         return self.ask("GET", "/counts")["events"].get(str(PARTS.index(part)), 0)
 
 
 class Outcome(NamedTuple):
     """
-    What came of a soak.
+    The outcome of a soak.
 
     Attributes:
-        judgements: By part.
-        account: Lines for people.
+        judgements, looks: By part.
+        account: The final totals as text.
     """
 
     judgements: dict[str, list[Judgement]]
@@ -155,37 +188,42 @@ class Outcome(NamedTuple):
 
     @property
     def growing(self) -> list[str]:
-        """The curves that are not flat."""
+        """The names of the curves that grow."""
         return [f"{part}: {each.curve.title}" for part, all_ in self.judgements.items() for each in all_ if each.grows]
 
     @property
     def unjudged(self) -> list[str]:
-        """The parts of which not even the memory could be judged."""
+        """The parts whose memory could not be judged."""
         return [part for part, all_ in self.judgements.items() if all(each.curve.name != "rss_mib" for each in all_)]
 
 
-def soak(plan: Plan, folder: Path, tell: Callable[[str], None]) -> Outcome:
+def soak(plan: Plan, folder: Path, report: Callable[[str], None]) -> Outcome:
     """
-    Ship for a while, and see what grows.
+    Ship for a while, and judge what grows.
 
     Args:
-        folder: Empty; holds some hundred MB meanwhile.
-        tell: Called with a line about once a cycle.
+        folder: An empty folder; needs some hundred MB.
+        report: Called with a line per part and cycle.
     Raises:
-        AssertionError: Something is lost or wrong.
+        AssertionError: Records are lost, or another check failed.
     """
     with _service(plan) as service, ExitStack() as stack:
-        parts = [_started(name, plan, folder / name, service, stack) for name in plan.parts]
+        parts = [_start(name, plan, folder / name, service, stack) for name in plan.parts]
         for part in parts:
             stack.callback(part.writer.ask_to_stop)
             part.writer.start()
         for part in parts:
-            part.wait_for_first(service)
+            before = part.before.accepted
+            part.running.wait_until(
+                lambda: service.arrived(part.name) > before,  # noqa: B023
+                "the first events have arrived",
+                limit_s=DRAIN_LIMIT_S,
+            )
         begin = time.monotonic()
-        _watch(parts, plan, begin, tell)
+        _watch(parts, plan, begin, report)
         seconds = time.monotonic() - begin
         service.ask("POST", "/quiet")
-        account = [f"{_ended(part, service)}; {part.log.stat().st_size:,} bytes of log" for part in parts]
+        account = [f"{_end(part, service)}; {part.log.stat().st_size:,} bytes of log" for part in parts]
         counts = service.ask("GET", "/counts")
     account.append(f"the service: {counts['repeats']:,} repeats; failures {json.dumps(counts['failures'])}")
     judgements = {part.name: judge_all(part.looks, 0.0, seconds) for part in parts}
@@ -195,24 +233,18 @@ def soak(plan: Plan, folder: Path, tell: Callable[[str], None]) -> Outcome:
 @contextmanager
 def _service(plan: Plan) -> Iterator[Service]:
     flags = ["--seed", str(plan.seed), "--cycle-seconds", str(plan.cycle_s)]
-    command = [sys.executable, "-m", "tests.soak.service", *flags]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, env=clean_environment()) as process:
-        try:
-            assert process.stdout is not None
-            yield Service(int(process.stdout.readline()))
-        finally:
-            process.terminate()
+    with running_program("tests.soak.service", *flags) as port:
+        yield Service(int(port))
 
 
 def _inputs(shipper: Shipper) -> Path:
     return shipper.folder / "inputs"
 
 
-def _started(name: str, plan: Plan, folder: Path, service: Service, stack: ExitStack) -> Part:
+def _start(name: str, plan: Plan, folder: Path, service: Service, stack: ExitStack) -> Part:
     shipper = stack.enter_context(Shipper(folder, service.target))
     _inputs(shipper).mkdir()
-    lines = sample_lines(BLOCK_LINES, seed=plan.seed, end=datetime.now(UTC))
-    blocks = Blocks(lines, PARTS.index(name))
+    blocks = Blocks(PARTS.index(name), seed=plan.seed)
     if name == "pipe":
         options = ["--listen", "127.0.0.1:0", "--summary", "json"]
         settings = _SETTINGS | _PIPE_SETTINGS
@@ -234,18 +266,18 @@ def _started(name: str, plan: Plan, folder: Path, service: Service, stack: ExitS
     return part
 
 
-def _watch(parts: Sequence[Part], plan: Plan, begin: float, tell: Callable[[str], None]) -> None:
+def _watch(parts: Sequence[Part], plan: Plan, begin: float, report: Callable[[str], None]) -> None:
     purges = 0
     while (now := time.monotonic() - begin) < plan.seconds:
         for part in parts:
             assert not part.running.has_ended, f"{part.name} has ended\n{part.running.stderr[-2000:]}"
-            assert part.writer.is_alive(), f"{part.name}: nothing is written any more"
+            assert part.writer.is_alive(), f"{part.name}: the writer has ended"
             part.look(now)
         if now > (purges + 1) * plan.cycle_s:
             purges += 1
             for part in parts:
                 part.purge()
-                tell(f"{now:6.0f} s  {part.name:4}  {_brief(part.looks[-1][1])}")
+                report(f"{now:6.0f} s  {part.name:4}  {_brief(part.looks[-1][1])}")
         time.sleep(max(0.0, begin + now + plan.look_s - time.monotonic()))
 
 
@@ -254,30 +286,30 @@ def _brief(look: Look) -> str:
     return "  ".join(f"{name} {look[name]:,.0f}" for name in names)
 
 
-def _ended(part: Part, service: Service) -> str:
-    """Have a shipper deliver the rest and end; all that was written has become what it had to."""
+def _end(part: Part, service: Service) -> str:
+    """Stop a shipper after it has delivered the rest, and check that every record was settled as planned."""
     part.writer.stop(DRAIN_LIMIT_S)
     part.end_purge()
     written, running = part.written, part.running
     if part.name == "run":
-        running.wait_until(lambda: part.has_settled(written.records), "all is settled", limit_s=DRAIN_LIMIT_S)
+        running.wait_until(lambda: part.has_settled(written.records), "everything is settled", limit_s=DRAIN_LIMIT_S)
         result = running.stop(limit_s=DRAIN_LIMIT_S)
         assert result.returncode == 0, result.stderr[-2000:]
     else:
-        result = running.finish(limit_s=DRAIN_LIMIT_S)  # which holds the summary to the promise
+        result = running.finish(limit_s=DRAIN_LIMIT_S)  # checks the summary
         assert result.returncode in {0, 3}, result.stderr[-2000:]
     state = part.shipper.read_state()
     found = Written(state.read, state.accepted, state.dead_lettered, state.duplicates)
-    assert found == written, f"{part.name}: written {written}, but found {found}"
+    assert found == written, f"{part.name}: written {written}, but settled {found}"
     arrived = service.arrived(part.name)
-    assert arrived == written.accepted, f"{part.name}: {written.accepted:,} had to arrive, {arrived:,} did"
+    assert arrived == written.accepted, f"{part.name}: {written.accepted:,} events must arrive, but {arrived:,} have"
     words = ", ".join(f"{name} {value:,}" for name, value in found._asdict().items())
     rotations = f", rotations {part.writer.rotations:,}" if isinstance(part.writer, FileWriter) else ""
-    return f"{part.name}: {words}, pending 0; all arrived{rotations}"
+    return f"{part.name}: {words}, pending 0; all have arrived{rotations}"
 
 
 def write_csv(looks: dict[str, list[tuple[float, Look]]], path: Path) -> None:
-    """Write all that was seen, one line a look."""
+    """Write all samples, one per line."""
     names = [curve.name for curve in CURVES]
     more = sorted({name for seen in looks.values() for _, look in seen for name in look} - set(names))
     with path.open("w", newline="") as file:
@@ -290,6 +322,5 @@ def write_csv(looks: dict[str, list[tuple[float, Look]]], path: Path) -> None:
 
 
 def keep_logs(folder: Path, output: Path) -> None:
-    """Copy what the shippers wrote to stderr."""
     for log in folder.glob("*/output/0.stderr"):
         shutil.copy(log, output / f"{log.parts[-3]}.log")

@@ -1,12 +1,12 @@
 """
-The service of the soak: it tells which events have arrived, how often, and it fails: `python -m tests.soak.service`.
+The service of the soak, which counts distinct events and repeats, and fails on purpose: `python -m tests.soak.service`.
 
-It prints its port and runs until it is ended. EventIds are those of `writing`, so that an account of a thousand million
-events takes little room: of a block, the lines that have not come; of a block that came whole, its number.
+It prints its port and runs until it is terminated. The EventIds of `writing` let it count a thousand million events in
+little memory: it stores the missing lines of each block, and only the number of a complete block.
 
-    GET  /counts  {"events": {"0": 4000, "1": 8000}, "repeats": 0, "failures": {"503": 1}}; by the writer
-    POST /quiet   from now on nothing fails but what deserves it
-    POST anything an answer to a batch
+    GET  /counts  {"events": {"0": 4000, "1": 8000}, "repeats": 0, "failures": {"503": 1}}; by writer
+    POST /quiet   end of the failures, except of events that must be refused
+    POST anything the answer to a batch
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import re
 import time
 from collections import Counter
@@ -25,18 +24,18 @@ from typing import Final
 
 import uvloop
 
-from tests.bench.blackhole import Blackhole, Counts
-from tests.soak.writing import BLOCK_LINES, POISON
+from tests.bench.blackhole import POISON, Connection
+from tests.soak.writing import BLOCK_LINES
 
-CHANCES: Final = {  # one request in so many
+CHANCES: Final = {  # one of so many requests fails
     "503": 200,
-    "429": 4000,  # then nobody sends for a second
+    "429": 4000,  # after which nothing is sent for a second
     "slow": 200,
     "reset": 500,
     "stored_and_reset": 500,
     "hang": 4000,
 }
-OUTAGES: Final = ("503", "reset", "hang", "429")  # in turn, each in the last part of a cycle
+OUTAGES: Final = ("503", "reset", "hang", "429")  # in turn, one at the end of each cycle
 OUTAGE_SHARE: Final = 1 / 12
 SLOW_S: Final = 0.3
 
@@ -46,10 +45,10 @@ _LINES: Final = frozenset(b"%04x" % line for line in range(BLOCK_LINES))
 
 class Arrived:
     """
-    Which events have arrived; the number of a block is the first group of an EventId, the line the second.
+    The events that have arrived. The first group of an EventId is the number of its block, the second one the line.
 
     Attributes:
-        events: By the first digit of the number, which tells the writer.
+        events: Number of events by writer, which is the first digit of the block number.
     """
 
     def __init__(self) -> None:
@@ -58,18 +57,18 @@ class Arrived:
         self._missing: dict[bytes, set[bytes]] = {}
         self._whole: set[bytes] = set()
 
-    def note(self, body: bytes | bytearray) -> int:
-        """Take the events of a batch, and tell how many they are."""
-        count = 0
+    def add(self, body: bytes | bytearray) -> int:
+        """Add the events of a batch, and return their number."""
+        total = 0
         for block, ids in groupby(_ID.findall(body), key=lambda each: each[:8]):
             lines = [each[9:] for each in ids]
-            count += len(lines)
-            new = self._take(block, lines)
+            new = self._add(block, lines)
+            total += len(lines)
             self.events[chr(block[0])] += new
             self.repeats += len(lines) - new
-        return count
+        return total
 
-    def _take(self, block: bytes, lines: list[bytes]) -> int:
+    def _add(self, block: bytes, lines: list[bytes]) -> int:
         if block in self._whole:
             return 0
         missing = self._missing.setdefault(block, set(_LINES))
@@ -83,10 +82,10 @@ class Arrived:
 
 class Trouble:
     """
-    Decides what goes wrong.
+    Decides how requests fail.
 
     Args:
-        cycle_s: An outage in each.
+        cycle_s: Duration of a cycle, which has one outage.
     """
 
     def __init__(self, seed: int, cycle_s: float) -> None:
@@ -94,83 +93,67 @@ class Trouble:
         self._cycle_s = cycle_s
         self._begin = time.monotonic()
         self.is_over = False
-        self.happened: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
 
     def next(self) -> str:
-        """What becomes of a request; empty = it is served."""
+        """Return how a request fails; empty = it does not fail."""
         if self.is_over:
             return ""
         cycle, passed = divmod((time.monotonic() - self._begin) / self._cycle_s, 1)
-        what = OUTAGES[int(cycle) % len(OUTAGES)] if passed > 1 - OUTAGE_SHARE else self._chance()
-        if what:
-            self.happened[what] += 1
-        return what
+        failure = OUTAGES[int(cycle) % len(OUTAGES)] if passed > 1 - OUTAGE_SHARE else self._draw()
+        if failure:
+            self.failures[failure] += 1
+        return failure
 
-    def _chance(self) -> str:
+    def _draw(self) -> str:
         drawn = self._rng.random()
-        for what, one_in in CHANCES.items():
+        for failure, one_in in CHANCES.items():
             drawn -= 1 / one_in
             if drawn < 0:
-                return what
+                return failure
         return ""
 
 
-class Failing(Blackhole):
-    """One connection."""
-
+class Failing(Connection):
     def __init__(self, arrived: Arrived, trouble: Trouble) -> None:
-        super().__init__(Counts(), 0.0)
+        super().__init__()
         self._arrived = arrived
         self._trouble = trouble
-        self._body = bytearray()
 
-    def _take_body(self, data: bytes) -> bytes:
-        piece, rest = data[: self.body_left], data[self.body_left :]
-        self._body += piece
-        self.body_left -= len(piece)
-        if not self.body_left:
-            self._answer()
-            self._body = bytearray()
-        return rest
-
-    def _answer(self) -> None:
-        if self.route == b"GET /counts":
-            arrived = self._arrived
-            counts = {"events": arrived.events, "repeats": arrived.repeats, "failures": self._trouble.happened}
-            self._write(b"200 OK", json.dumps(counts).encode())
-        elif self.route == b"POST /quiet":
+    def answer(self) -> None:
+        arrived = self._arrived
+        if self.route == "GET /counts":
+            counts = {"events": arrived.events, "repeats": arrived.repeats, "failures": self._trouble.failures}
+            self.write("200 OK", counts)
+        elif self.route == "POST /quiet":
             self._trouble.is_over = True
-            self._write(b"200 OK", b"{}")
+            self.write("200 OK", {})
         else:
-            self._judge(self._trouble.next())
+            self._answer_batch(self._trouble.next())
 
-    def _judge(self, trouble: str) -> None:
-        match trouble:
+    def _answer_batch(self, failure: str) -> None:
+        match failure:
             case "503":
-                self._write(b"503 Service Unavailable", b"{}")
+                self.write("503 Service Unavailable", {})
             case "429":
-                self._write(b"429 Too Many Requests\r\nRetry-After: 1", b"{}")
+                self.write("429 Too Many Requests\r\nRetry-After: 1", {})
             case "reset":
                 self.transport.abort()
             case "hang":
-                pass  # until the client has had enough
-            case _ if POISON in self._body:
-                self._write(b"400 Bad Request", b'{"message": "no"}')
+                pass  # longer than the timeout of the client
+            case _ if POISON in self.body:
+                self.write("400 Bad Request", {"message": "no"})
             case _:
-                self._accept(trouble)
-
-    def _accept(self, trouble: str) -> None:
-        answer = b'{"accepted": %d}' % self._arrived.note(self._body)
-        if trouble == "stored_and_reset":
-            self.transport.abort()
-        elif trouble == "slow":
-            asyncio.get_running_loop().call_later(SLOW_S, self._write, b"202 Accepted", answer)
-        else:
-            self._write(b"202 Accepted", answer)
+                accepted = {"accepted": self._arrived.add(self.body)}
+                if failure == "stored_and_reset":
+                    self.transport.abort()
+                elif failure == "slow":
+                    self.write_later(SLOW_S, "202 Accepted", accepted)
+                else:
+                    self.write("202 Accepted", accepted)
 
 
 async def serve(seed: int, cycle_s: float) -> None:
-    """Listen on loopback and print the port."""
     connection = partial(Failing, Arrived(), Trouble(seed, cycle_s))
     server = await asyncio.get_running_loop().create_server(connection, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
@@ -178,10 +161,9 @@ async def serve(seed: int, cycle_s: float) -> None:
 
 
 def main() -> None:
-    """Read the flags and serve until ended."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak.service", description="Take, count, fail.")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cycle-seconds", type=float, default=60.0, help="an outage in each (%(default)g)")
+    parser.add_argument("--cycle-seconds", type=float, default=60.0, help="each cycle has an outage (%(default)g)")
     args = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
         uvloop.run(serve(args.seed, args.cycle_seconds))

@@ -1,31 +1,35 @@
 """
-Events without end, as fast as they are taken: into files that are rotated, or into a pipe.
+Write endless events: to rotated files or a pipe as fast as they are read, or to a file at a fixed rate.
 
-Events come in blocks of always the same lines; only the first eight digits of the EventIds differ, which are the number
-of the block; the next four are the line. So a block is made by one replacement, and what has arrived is easily told.
+Every block has the same lines except for the EventIds: their first eight digits are the number of the block, the next
+four that of the line. So a block is created by one replacement, and arrivals are cheap to count.
 """
 
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
+from itertools import count, islice
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
+from shipper.sandbox.samples import sample_lines
 from tests.bench.blackhole import POISON
 
-BLOCK_LINES: Final = 4000  # more than a batch holds: no ConsumerID stands twice in one
-SPOILED_EVERY: Final = 50  # so many blocks, one has a line twice, one that is invalid, and one that the service refuses
+BLOCK_LINES: Final = 4000  # more than a batch holds, so that no batch repeats a ConsumerID
+SPOILED_EVERY: Final = 50  # blocks, one has a repeated line, an invalid one, and one that the service refuses
 FILE_BYTES: Final = 8 << 20
 _TURN_S: Final = 0.01
+_STEPS_PER_S: Final = 50  # between writes at a fixed rate
 _NUMBER: Final = b"@@@@@@@@"
 _TWICE, _INVALID, _POISONED = 10, 20, 30
 
 
 class Written(NamedTuple):
-    """What was written, and what has to become of it."""
+    """The number of lines written, and their expected results."""
 
     records: int = 0
     accepted: int = 0
@@ -42,41 +46,42 @@ _SPOILED: Final = Written(BLOCK_LINES + 1, BLOCK_LINES - 2, dead_lettered=2, dup
 
 class Blocks:
     """
-    Makes one block after the other.
+    Creates blocks, one after the other.
 
     Args:
-        lines: At least `BLOCK_LINES` sample events with different consumers, each with its newline.
-        writer: A digit, the first of all numbers.
+        writer: The first digit of all block numbers.
     """
 
-    def __init__(self, lines: Iterable[bytes], writer: int = 0) -> None:
+    def __init__(self, writer: int = 0, *, seed: int = 1) -> None:
         marked = [
             line.replace(b'"EventId":"' + line[12:25], b'"EventId":"%b-%04x' % (_NUMBER, number), 1)
-            for number, line in zip(range(BLOCK_LINES), lines, strict=False)
+            for number, line in enumerate(sample_lines(BLOCK_LINES, seed=seed, end=datetime.now(UTC)))
         ]
-        assert len(marked) == BLOCK_LINES
         self._clean = b"".join(marked)
         marked[_TWICE] *= 2
         marked[_INVALID] = marked[_INVALID].replace(b'"ConsumerStatus":"', b'"ConsumerStatus":1,"Was":"')
         marked[_POISONED] = marked[_POISONED].replace(b'"Username":"', b'"Username":"%b' % POISON)
         self._spoiled = b"".join(marked)
-        self._first = writer << 28
-        self._next = 0
+        self._numbers = count(writer << 28)
 
     def next(self) -> tuple[bytes, Written]:
-        """Make the next block."""
-        number, self._next = self._next, self._next + 1
+        number = next(self._numbers)
         is_spoiled = number % SPOILED_EVERY == SPOILED_EVERY // 2
-        template = self._spoiled if is_spoiled else self._clean
-        return template.replace(_NUMBER, b"%08x" % (self._first + number)), _SPOILED if is_spoiled else _CLEAN
+        template, written = (self._spoiled, _SPOILED) if is_spoiled else (self._clean, _CLEAN)
+        return template.replace(_NUMBER, b"%08x" % number), written
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines of clean blocks."""
+        for number in self._numbers:
+            yield from self._clean.replace(_NUMBER, b"%08x" % number).splitlines(keepends=True)
 
 
-class Writer(threading.Thread, ABC):
+class Writer(threading.Thread):
     """
-    Writes blocks until it is stopped.
+    Writes blocks in a thread until it is stopped.
 
     Attributes:
-        written: So far.
+        written: The lines written so far.
     """
 
     def __init__(self, blocks: Blocks) -> None:
@@ -87,41 +92,42 @@ class Writer(threading.Thread, ABC):
 
     def run(self) -> None:
         while not self._is_stopping.is_set():
-            if self._has_room():
+            if self.has_room():
                 block, written = self._blocks.next()
-                self._write(block)
+                self.write(block)
                 self.written += written
             else:
                 self._is_stopping.wait(_TURN_S)
-        self._end()
+        self.end()
 
     def ask_to_stop(self) -> None:
-        """Let it end after the block that is being written."""
+        """Ask the writer to end after the current block."""
         self._is_stopping.set()
 
     def stop(self, limit_s: float) -> None:
-        """Have it end, and wait."""
         self.ask_to_stop()
         self.join(limit_s)
-        assert not self.is_alive(), "what is written is taken no more"
+        assert not self.is_alive(), "the writer is blocked: its output is not read"
 
-    @abstractmethod
-    def _has_room(self) -> bool: ...
-    @abstractmethod
-    def _write(self, block: bytes) -> None: ...
-    @abstractmethod
-    def _end(self) -> None: ...
+    def has_room(self) -> bool:
+        return True
+
+    def write(self, block: bytes) -> None:
+        raise NotImplementedError
+
+    def end(self) -> None:
+        raise NotImplementedError
 
 
 class FileWriter(Writer):
     """
-    Writes to `app.ndjson` in a folder and renames it away when it is large and some of it has arrived.
+    Writes to `app.ndjson` in a folder, and rotates the file when it is large and partly delivered.
 
-    What is renamed before `shipper run` has seen it under its first name is not known to be rotated, and stays.
+    A file renamed before `shipper run` has seen its first name would not be recognised as rotated, and would stay.
 
     Args:
-        arrived: Tells how many of its events have arrived.
-        ahead: So many may be written and have not arrived; that bounds what lies on the disk.
+        arrived: Returns the number of its events that have arrived.
+        ahead: Maximum number of events that have not arrived; bounds the disk space.
     """
 
     def __init__(self, blocks: Blocks, folder: Path, *, arrived: Callable[[], int], ahead: int) -> None:
@@ -135,18 +141,14 @@ class FileWriter(Writer):
 
     def _open(self) -> None:
         self._file = self._path.open("ab", buffering=0)
-        self._written_before = self.written.accepted  # once more than these have arrived, some of the file have
+        self._written_before = self.written.accepted  # once more have arrived, the file is partly delivered
 
-    def _has_room(self) -> bool:
-        if self._is_ahead:
+    def has_room(self) -> bool:
+        if self.written.accepted - self._seen >= self._ahead:
             self._seen = self._arrived()
-        return not self._is_ahead
+        return self.written.accepted - self._seen < self._ahead
 
-    @property
-    def _is_ahead(self) -> bool:
-        return self.written.accepted - self._seen >= self._ahead
-
-    def _write(self, block: bytes) -> None:
+    def write(self, block: bytes) -> None:
         if self._file.tell() >= FILE_BYTES and self._arrived() > self._written_before:
             self._file.close()
             self.rotations += 1
@@ -154,33 +156,60 @@ class FileWriter(Writer):
             self._open()
         self._file.write(block)
 
-    def _end(self) -> None:
+    def end(self) -> None:
         self._file.close()
 
 
 class PipeWriter(Writer):
-    """Writes to a pipe, which holds it up as it is meant to. That its reader is gone is for others to tell."""
+    """Writes to a pipe as fast as it is read; ignores a broken pipe, which is detected elsewhere."""
 
     def __init__(self, blocks: Blocks, pipe: IO[bytes]) -> None:
         super().__init__(blocks)
         self._pipe = pipe
 
-    def _has_room(self) -> bool:
-        return True
-
-    def _write(self, block: bytes) -> None:
+    def write(self, block: bytes) -> None:
         try:
             self._pipe.write(block)
         except BrokenPipeError:
             self.ask_to_stop()
 
-    def _end(self) -> None:
+    def end(self) -> None:
         with suppress(BrokenPipeError):
             self._pipe.close()
 
 
+class RateWriter(threading.Thread):
+    """
+    Appends lines to a file at a fixed rate, or as fast as the machine can.
+
+    Attributes:
+        written: Number of lines written.
+    """
+
+    def __init__(self, lines: Iterable[bytes], path: Path, rate: int) -> None:
+        super().__init__(daemon=True)
+        self.written = 0
+        self._lines, self._path, self._rate = iter(lines), path, rate
+        self._is_stopping = threading.Event()
+
+    def run(self) -> None:
+        begin = time.monotonic()
+        with self._path.open("ab", buffering=0) as out:
+            for step in count(1):
+                out.write(b"".join(islice(self._lines, self._rate // _STEPS_PER_S)))
+                self.written += self._rate // _STEPS_PER_S
+                if self._is_stopping.wait(max(0.0, begin + step / _STEPS_PER_S - time.monotonic())):
+                    return
+
+    def stop(self) -> int:
+        """Stop the writer, and return the number of lines written."""
+        self._is_stopping.set()
+        self.join()
+        return self.written
+
+
 def write_finished(folder: Path, blocks: Blocks, files: int) -> tuple[list[Path], Written]:
-    """Write files of one event each, which do not grow any more; at least as many as asked for, in whole blocks."""
+    """Write files of one event each that do not grow; at least `count`, rounded up to whole blocks."""
     paths: list[Path] = []
     written = Written()
     while len(paths) < files:

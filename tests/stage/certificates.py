@@ -1,4 +1,4 @@
-"""TLS contexts of servers, with certificates of an authority of the test."""
+"""TLS contexts of servers, with certificates signed by a test authority."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def context_of(authority: trustme.CA, *hosts: str, **options: Any) -> ssl.SSLCon
 
 
 def demanding(context: ssl.SSLContext, authority: trustme.CA, version: str) -> ssl.SSLContext:
-    """Have a server ask for a client's certificate, and speak only one version of TLS."""
+    """Require a client certificate and one version of TLS."""
     authority.configure_trust(context)
     context.verify_mode = ssl.CERT_REQUIRED
     context.minimum_version = context.maximum_version = VERSIONS[version]
@@ -25,7 +25,7 @@ def demanding(context: ssl.SSLContext, authority: trustme.CA, version: str) -> s
 
 
 def asking(context: ssl.SSLContext, authority: trustme.CA) -> ssl.SSLContext:
-    """Have a server ask for a client's certificate, and do without."""
+    """Request a client certificate, but do not require it."""
     authority.configure_trust(context)
     context.verify_mode = ssl.CERT_OPTIONAL
     return context

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that use real sockets: event loops, certificates, and the lookup of names."""
+"""Fixtures for tests with real sockets: event loops, certificates and name lookup."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def server_context(authority: trustme.CA) -> ssl.SSLContext:
 
 @pytest.fixture(scope="session")
 def client(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A client's `certificate` and `key`, both in `one` file, and the key with a password: `sealed`."""
+    """A client's `certificate` and `key`, both in `one` file, and the encrypted key: `sealed`."""
     folder = tmp_path_factory.mktemp("client")
     leaf = authority.issue_cert("client@example.com", common_name="the-client")
     leaf.private_key_pem.write_to_path(str(folder / "key.pem"))

@@ -1,4 +1,4 @@
-"""An endpoint to test, and what is asked of it."""
+"""Create the endpoint under test, and its requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shipper.config.secrets import LiteralSecret
 from shipper.config.settings import DeliverySettings, EndpointSettings
 from shipper.delivery.answer import Answer
 from shipper.delivery.credentials import Authorization
-from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context
+from shipper.delivery.endpoint import ConnectionSettings, Endpoint, NoAnswerError
 
 DELIVERY = DeliverySettings(connect_timeout_seconds=5.0, read_timeout_seconds=5.0)
 AUTHORIZATION = Authorization("the-token", "the-key")
@@ -27,15 +27,10 @@ ACCESS: dict[str, Any] = {"proxy_username": USER, "proxy_password": LiteralSecre
 async def endpoint(
     url: str, *, delivery: dict[str, Any] | None = None, now: Callable[[], float] = anyio.current_time, **changes: Any
 ) -> AsyncIterator[Endpoint]:
-    """`changes` are keys of the section, `delivery` those of that section."""
+    """Create an endpoint; `changes` are keys of its section, `delivery` those of `[delivery]`."""
     settings = EndpointSettings(base_url=url, allow_plaintext=True, **changes)
-    used = Endpoint(
-        settings,
-        msgspec.structs.replace(DELIVERY, **(delivery or {})),
-        section="intake",
-        ssl_context=make_ssl_context(settings, "intake"),
-        now=now,
-    )
+    delivery_settings = msgspec.structs.replace(DELIVERY, **(delivery or {}))
+    used = Endpoint(ConnectionSettings(settings, delivery_settings, "intake"), now=now)
     try:
         with anyio.fail_after(20):
             yield used
@@ -61,7 +56,7 @@ async def poll(condition: Callable[[], object]) -> None:
 
 
 class Names:
-    """Stands in for the system's lookup of names; other names are looked up as ever."""
+    """Replaces the name lookup of the system for some names."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.addresses: dict[str, list[str]] = {}

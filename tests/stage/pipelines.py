@@ -1,10 +1,11 @@
-"""Whole pipelines on fakes: their settings, their sources, and what a stop is asked for with."""
+"""Complete pipelines with fakes: settings, sources, state, and running them beside a test."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -22,15 +23,16 @@ from shipper.config.settings import (
     Settings,
     StateSettings,
 )
-from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, move_checkpoints
+from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, Totals, move_checkpoints
 from shipper.pipeline import Pipeline, Summary
+from shipper.state.store import Store
 from tests.unit.test_codec import line
 
 NOW_S = 1_800_000_000.0
 
 
 def settings(base_url: str = "http://127.0.0.1:9", *, senders: int = 1, **changes: Any) -> Settings:
-    """Return settings of a quick pipeline; a change is named by section and key: `batch_max_events`."""
+    """Return settings of a fast pipeline; changes are named by section and key: `batch_max_events`."""
 
     def of(section: str, **defaults: Any) -> dict[str, Any]:
         own = {key.removeprefix(section): value for key, value in changes.items() if key.startswith(section)}
@@ -47,32 +49,32 @@ def settings(base_url: str = "http://127.0.0.1:9", *, senders: int = 1, **change
     )
 
 
-@asynccontextmanager
-async def running(pipeline: Pipeline, *, limit_s: float) -> AsyncIterator[list[Summary]]:
-    """Run a pipeline beside the block, and let it end behind that; the list has the summary then."""
-    summaries: list[Summary] = []
-
-    async def run() -> None:
-        summaries.append(await pipeline.run())
-
-    with anyio.fail_after(limit_s):
-        async with anyio.create_task_group() as group:
-            group.start_soon(run)
-            yield summaries
-
-
 class Source:
-    """What a pipeline asks of a source; what is read is up to the test."""
+    """
+    Sends chunks of one stream; ends after them or, if followed, when it is closed.
 
-    is_exhausted = False
+    Attributes:
+        sent, size: Number of chunks and bytes that the pipeline has taken.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, chunks: Iterable[bytes] = (), *, is_followed: bool = False) -> None:
+        self.chunks = chunks
         self.stream = Stream(stream_id=1, kind="file", path="x")
+        self.closed = anyio.Event()
+        if not is_followed:
+            self.closed.set()
+        self.is_followed = is_followed
+        self.is_exhausted = False
         self.sent = 0
         self.size = 0
 
+    async def run(self, chunks_tx: Any) -> None:
+        for data in self.chunks:
+            await self.send(chunks_tx, data)
+        await self.closed.wait()
+        self.is_exhausted = True
+
     async def send(self, chunks_tx: Any, data: bytes) -> None:
-        """Send a chunk; `sent` counts them once the pipeline has taken them, `size` the bytes."""
         chunk = Chunk(stream=self.stream, start_offset=self.size, end_offset=self.size + len(data), data=data)
         await chunks_tx.send(chunk)
         self.sent += 1
@@ -85,6 +87,10 @@ class Source:
         move_checkpoints(saved)
 
 
+def good(number: int) -> bytes:
+    return line(number, ConsumerID=number + 1) + b"\n"
+
+
 def pipeline_of(
     patch: pytest.MonkeyPatch,
     settings: Settings,
@@ -94,30 +100,84 @@ def pipeline_of(
     *,
     is_one_shot: bool = True,
 ) -> Pipeline:
-    """Make a pipeline whose senders use these endpoints, one each."""
+    """Create a pipeline with one sender per endpoint."""
     left = iter(endpoints)
-    patch.setattr("shipper.pipeline.stages.Endpoint", lambda *_, **__: next(left))
+    patch.setattr("shipper.pipeline.senders.Endpoint", lambda *_, **__: next(left))
     return Pipeline(settings, source, store, is_one_shot=is_one_shot, wall_time=lambda: NOW_S, rng=Random(1))
 
 
-def good(number: int) -> bytes:
-    return line(number, ConsumerID=number + 1) + b"\n"
+class Run:
+    """A pipeline that runs beside a test; has a summary once it has ended."""
+
+    summary: Summary
+
+    def __init__(self) -> None:
+        self._numbers_tx, self._numbers_rx = anyio.create_memory_object_stream[signal.Signals](2)
+
+    def signal(self, number: signal.Signals) -> None:
+        self._numbers_tx.send_nowait(number)
+
+    @contextmanager
+    def received(self) -> Iterator[AsyncIterator[signal.Signals]]:
+        async def receive() -> AsyncIterator[signal.Signals]:
+            async for number in self._numbers_rx:
+                yield number
+
+        with self._numbers_rx:
+            yield receive()
 
 
-def holds(summary: Summary) -> bool:
-    return summary.read == summary.accepted + summary.dead_lettered + summary.duplicates + summary.pending
+@asynccontextmanager
+async def running(pipeline: Pipeline, *, limit_s: float = 10.0) -> AsyncIterator[Run]:
+    """Run a pipeline during the block, and wait for its end."""
+    run = Run()
+
+    async def ship() -> None:
+        run.summary = await pipeline.run(run.received())
+
+    with run._numbers_tx, anyio.fail_after(limit_s):
+        async with anyio.create_task_group() as group:
+            group.start_soon(ship)
+            yield run
 
 
-async def at_once(function: Any, *arguments: Any, limiter: Any, abandon_on_cancel: bool) -> Any:
-    """Call what blocks as if a thread did it in no time: virtual time would run away while a real one works."""
-    await anyio.lowlevel.checkpoint()
-    return function(*arguments)
+@asynccontextmanager
+async def running_until_cancelled(pipeline: Pipeline, *, limit_s: float = 10.0) -> AsyncIterator[None]:
+    """Run a pipeline during the block, and cancel it at the end."""
+    with anyio.fail_after(limit_s):
+        async with anyio.create_task_group() as group:
+            group.start_soon(pipeline.run)
+            yield
+            group.cancel_scope.cancel()
+
+
+async def until(condition: Callable[[], object], *, limit_s: float = 20.0) -> None:
+    with anyio.fail_after(limit_s):
+        while not condition():
+            await anyio.sleep(0.002)
+
+
+async def until_it_rests(pipeline: Pipeline, source: Source) -> None:
+    """Wait until nothing changes any more; commit intervals are milliseconds here."""
+    before = None
+    while before != (before := (source.size, repr(pipeline))) or not source.sent:
+        await anyio.sleep(0.04)
 
 
 @contextmanager
-def signals_from(numbers: anyio.abc.ObjectReceiveStream[signal.Signals]) -> Iterator[AsyncIterator[signal.Signals]]:
-    async def receive() -> AsyncIterator[signal.Signals]:
-        async for number in numbers:
-            yield number
+def accounted_store(directory: Path, **options: Any) -> Iterator[Store]:
+    """Open a store, and check that its totals add up when it is closed."""
+    store = Store(directory, **options)
+    yield store
+    assert add_up(store.totals())
+    store.close()
 
-    yield receive()
+
+def add_up(totals: Totals) -> bool:
+    return totals.read == totals.accepted + totals.dead_lettered + totals.duplicates + totals.pending
+
+
+async def at_once(function: Any, *arguments: Any, limiter: Any, abandon_on_cancel: bool) -> Any:
+    """Call blocking functions directly: virtual time would race ahead while a thread works."""
+    await anyio.lowlevel.checkpoint()
+    return function(*arguments)

@@ -1,4 +1,4 @@
-"""A service and the senders before it, in virtual time: hours of an outage pass in milliseconds."""
+"""A service and its senders in virtual time: hours of an outage pass in milliseconds."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from shipper.delivery.answer import Answer
 from shipper.delivery.credentials import Authorization, ClockSkew
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.gate import Gate
-from shipper.delivery.sender import DeliveryCounts, Sender, Shared
-from shipper.model.records import Batch, Refusal, Settled, Span, Stream
+from shipper.delivery.sender import DeliveryCounts, Sender, SharedState
+from shipper.model.records import Batch, BatchResult, Refusal, Span, Stream
 from shipper.model.wire import BODY_HEAD, BODY_TAIL
 from tests.fakes import OK, FixedCredentials, answer
 
@@ -32,7 +32,7 @@ UNTIL_IT_RECOVERS = 1_000.0
 
 
 def in_virtual_time(main: Callable[[], Awaitable[T]]) -> T:
-    """Run with a clock that jumps to the next thing to do."""
+    """Run on a clock that jumps to the next event."""
     return trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
@@ -41,7 +41,7 @@ def event_id(number: int) -> str:
 
 
 def batch_of(numbers: Iterable[int], *, number: int = 1, padding: int = 0) -> Batch:
-    """Make a batch of events that hold little more than their ids."""
+    """Return a batch of events that contain little more than their ids."""
     lines = [
         b'{"EventId":"%b","ConsumerID":%d,"x":"%b"}' % (event_id(n).encode(), n + 1, b"x" * padding) for n in numbers
     ]
@@ -58,7 +58,7 @@ def batch_of(numbers: Iterable[int], *, number: int = 1, padding: int = 0) -> Ba
 
 
 class Request:
-    """One request, as the service saw it."""
+    """A request as seen by the service."""
 
     def __init__(
         self, sender: int, body: bytes, authorization: Authorization, encoding: str, traceparent: str, in_flight: int
@@ -78,13 +78,13 @@ class Request:
 
 class ServiceModel:
     """
-    Answers after a latency; keeps what it accepts.
+    Answers after a latency; records what it accepts.
 
     Attributes:
-        judge: What it says to a request; None = it accepts.
-        latency_of: How long it takes for a request, seconds.
-        stored: How often each event was accepted.
-        most_in_flight: At the same time.
+        judge: Returns the answer to a request; None = an acceptance.
+        latency_of: Returns the latency of a request in seconds.
+        stored: Number of acceptances by event.
+        most_in_flight: Maximum number of concurrent requests.
     """
 
     def __init__(self, judge: Callable[[Request], Reply | None] = lambda _: None, *, latency_s: float = 0.05) -> None:
@@ -145,8 +145,8 @@ class Delivery:
     Senders that deliver to a model.
 
     Attributes:
-        settled: The numbers of the events that were settled as accepted.
-        refused: Those that were refused for good, and why.
+        settled: The numbers of the events settled as accepted.
+        refused: The events that were refused for good, with the reasons.
     """
 
     def __init__(
@@ -155,7 +155,6 @@ class Delivery:
         *,
         senders: int = 1,
         give_up_after_s: float | None = None,
-        is_compressing: bool = False,
         other_keys: int = 0,
         seed: int = 1,
         **changes: Any,
@@ -168,7 +167,7 @@ class Delivery:
         self.settled: Counter[int] = Counter()
         self.refused: dict[int, Refusal] = {}
         self.credentials = FixedCredentials(other_keys=other_keys)
-        shared = Shared(
+        shared = SharedState(
             gate=self.gate,
             credentials=self.credentials,
             settings=settings,
@@ -176,11 +175,10 @@ class Delivery:
             skew=ClockSkew(),
             rng=rng,
             wall_time=lambda: 1_800_000_000.0,
-            is_compressing=is_compressing,
         )
         self._senders = [Sender(_Endpoint(service, index), shared, index) for index in range(settings.senders)]  # type: ignore[arg-type]
 
-    async def _settle(self, settled_rx: MemoryObjectReceiveStream[Settled]) -> None:
+    async def _settle(self, settled_rx: MemoryObjectReceiveStream[BatchResult]) -> None:
         with settled_rx:
             async for settled in settled_rx:
                 if settled.accepted is not None:
@@ -191,7 +189,7 @@ class Delivery:
                     self.refused[number] = refusal
 
     async def deliver(self, batches: Sequence[Batch]) -> None:
-        """Deliver all batches, in order of their sending; every event must be settled once."""
+        """Deliver all batches in order; every event must be settled once."""
         await self._run(batches)
         wanted = {number for batch in batches for number in _numbers(batch)}
         assert set(self.settled) | set(self.refused) == wanted
@@ -200,7 +198,7 @@ class Delivery:
 
     async def _run(self, batches: Sequence[Batch]) -> None:
         batches_tx, batches_rx = anyio.create_memory_object_stream[Batch](0)
-        settled_tx, settled_rx = anyio.create_memory_object_stream[Settled](len(self._senders))
+        settled_tx, settled_rx = anyio.create_memory_object_stream[BatchResult](len(self._senders))
         async with anyio.create_task_group() as group:
             group.start_soon(self._settle, settled_rx)
             with batches_rx, settled_tx:
@@ -220,13 +218,13 @@ def numbered(count: int, *, events: int = 10) -> list[Any]:
 
 
 def script(*replies: Reply | None) -> Callable[[Request], Reply | None]:
-    """Answer with one after the other, then accept."""
+    """Give these answers one after the other, then accept."""
     left = list(replies)
     return lambda _: left.pop(0) if left else None
 
 
 def until(end: float, reply: Reply | Callable[[], Reply]) -> Callable[[Request], Reply | None]:
-    """Answer so before a moment, then accept."""
+    """Give this answer until a time, then accept."""
     return lambda request: (reply() if callable(reply) else reply) if request.at < end else None
 
 
@@ -235,7 +233,7 @@ def no_answer(cause: str = "read_timeout", **flags: Any) -> NoAnswerError:
 
 
 def run(delivery: Callable[[], Delivery], batches: list[Any]) -> Delivery:
-    """Deliver in virtual time; the delivery is made within it."""
+    """Create and run a delivery in virtual time."""
 
     async def main() -> Delivery:
         made = delivery()
@@ -246,6 +244,6 @@ def run(delivery: Callable[[], Delivery], batches: list[Any]) -> Delivery:
 
 
 def refuses(poison: set[int], status: int = 400, words: str = "IP is bad") -> Callable[[Request], Reply | None]:
-    """Refuse a batch as a whole if it holds poison, without naming it."""
+    """Refuse a whole batch if it contains poison, without naming it."""
     body = b'{"statusCode":%d,"message":"%b"}' % (status, words.encode())
     return lambda request: answer(status, body=body) if poison & set(request.numbers) else None

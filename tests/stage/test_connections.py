@@ -1,4 +1,4 @@
-"""How the endpoint opens, keeps and renews its connections: their ends, names and ages; on all event loops."""
+"""How the endpoint opens, keeps and renews connections, on all event loops."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ import pytest
 import trustme
 
 from shipper.delivery.endpoint import NoAnswerError
-from tests.stage.certificates import context_of
-from tests.stage.endpoints import Names, endpoint, failure, poll, post
-from tests.stage.loops import Run
-from tests.stage.servers import (
+from tests.servers import (
     ACCEPTED,
     Origin,
     Reply,
@@ -26,11 +23,14 @@ from tests.stage.servers import (
     reset,
     stall,
 )
+from tests.stage.certificates import context_of
+from tests.stage.endpoints import Names, endpoint, failure, poll, post
+from tests.stage.loops import Run
 
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
 @pytest.mark.parametrize("trouble", [close, reset])
-def test_a_kept_connection_that_ends_instead_of_an_answer_is_stale_once(
+def test_a_kept_connection_that_closes_without_an_answer_is_stale_once(
     run: Run, ca: Path, server_context: ssl.SSLContext, is_tls: bool, trouble: Reply
 ):
     async def main() -> None:
@@ -40,7 +40,7 @@ def test_a_kept_connection_that_ends_instead_of_an_answer_is_stale_once(
             error = await failure(used)
             assert error.cause in {"remote_protocol_error", "read_error"}
             assert (error.is_stale, error.was_sent, error.is_tls) == (True, True, False)
-            assert not (await failure(used)).is_stale, "a new connection had no time to grow stale"
+            assert not (await failure(used)).is_stale, "a new connection was stale"
             assert (await post(used)).status == 202
 
     with origin_with(is_tls, server_context, ACCEPTED, ACCEPTED, trouble, trouble, ACCEPTED) as origin:
@@ -49,7 +49,9 @@ def test_a_kept_connection_that_ends_instead_of_an_answer_is_stale_once(
 
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
-def test_an_answer_that_has_begun_is_not_stale(run: Run, ca: Path, server_context: ssl.SSLContext, is_tls: bool):
+def test_a_connection_with_a_partial_answer_is_not_stale(
+    run: Run, ca: Path, server_context: ssl.SSLContext, is_tls: bool
+):
     async def main() -> None:
         async with endpoint(origin.url, ca_bundle=ca) as used:
             await post(used)
@@ -92,8 +94,8 @@ def test_a_connection_that_the_server_closed_while_it_was_idle_costs_no_error(
     assert (len(origin.requests), origin.accepted) == (3, 3)
 
 
-async def test_an_error_of_another_time_is_not_taken_for_this_ones(authority: trustme.CA, ca: Path):
-    """A request that is made while an error is being handled has that one as its context."""
+async def test_an_earlier_error_is_not_attributed_to_a_later_request(authority: trustme.CA, ca: Path):
+    """A request made while an error is handled has that error as its context."""
     with (
         Origin(context=context_of(trustme.CA(), "127.0.0.1")) as unknown,
         Origin(close) as origin,
@@ -120,14 +122,14 @@ class Clock:
 
 @contextmanager
 def old_and_new(names: Names, *replies: Reply) -> Iterator[tuple[Origin, Origin]]:
-    """Two services on one port of two addresses; the name leads to the old one."""
+    """Two services on the same port of two addresses; the name resolves to the old one."""
     with Origin(*replies) as old, Origin(host="127.0.0.2", port=old.port) as new:
         names.addresses["intake.test"] = [old.host]
         yield old, new
 
 
 @pytest.mark.parametrize("cause", ["age", "idleness"])
-async def test_a_connection_that_is_old_or_was_idle_is_renewed_and_the_name_looked_up_again(names: Names, cause: str):
+async def test_an_old_or_idle_connection_is_renewed_and_the_name_resolved_again(names: Names, cause: str):
     clock = Clock()
     steps, max_age_s = ((50, 50, 50, 50, 50, 49, 1), 300) if cause == "age" else ((59, 59, 59, 60), 86_400)
     with old_and_new(names) as (old, new):
@@ -148,7 +150,7 @@ async def test_a_connection_that_is_old_or_was_idle_is_renewed_and_the_name_look
     assert names.lookups == 2
 
 
-async def test_a_failure_has_the_name_looked_up_again(names: Names):
+async def test_the_name_is_resolved_again_after_a_failure(names: Names):
     with old_and_new(names, ACCEPTED, stall) as (old, new):
         async with endpoint(f"http://intake.test:{old.port}", delivery={"read_timeout_seconds": 0.2}) as used:
             await post(used)
@@ -166,14 +168,14 @@ async def test_a_failure_has_the_name_looked_up_again(names: Names):
         (socket.EAI_AGAIN, "Temporary failure in name resolution", "name_lookup"),
     ],
 )
-def test_a_name_that_does_not_exist_is_told_from_a_name_server_that_is_away(
+def test_an_unknown_name_is_distinguished_from_an_unavailable_name_server(
     names: Names, backend: str, number: int, words: str, cause: str
 ):
     async def main() -> None:
         async with endpoint("http://intake.test:9") as used:
             error = await failure(used)
         assert (error.cause, error.is_tls, error.was_sent) == (cause, False, False)
-        assert str(error) == f"the host of http://intake.test:9 is not found: {words}"
+        assert str(error) == f"the host of http://intake.test:9 was not found: {words}"
 
     names.error = socket.gaierror(number, words)
     names.addresses["intake.test"] = []
@@ -181,7 +183,7 @@ def test_a_name_that_does_not_exist_is_told_from_a_name_server_that_is_away(
     assert names.lookups
 
 
-def test_a_name_that_cannot_be_one_is_not_found(run: Run):
+def test_an_invalid_name_is_not_found(run: Run):
     async def main() -> None:
         for host in ("intake..example", "x" * 64 + ".example"):
             async with endpoint(f"https://{host}") as used:
@@ -199,7 +201,7 @@ def ipv6_or_skip() -> None:
 
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
-def test_an_ipv6_address_is_as_good(run: Run, ca: Path, server_context: ssl.SSLContext, is_tls: bool):
+def test_an_ipv6_address_works(run: Run, ca: Path, server_context: ssl.SSLContext, is_tls: bool):
     ipv6_or_skip()
 
     async def main() -> None:
@@ -214,9 +216,7 @@ def test_an_ipv6_address_is_as_good(run: Run, ca: Path, server_context: ssl.SSLC
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_name_with_several_addresses_is_reached_at_the_one_where_somebody_listens(
-    names: Names, host: str, backend: str
-):
+def test_a_name_with_several_addresses_is_reached_at_the_listening_one(names: Names, host: str, backend: str):
     ipv6_or_skip()
 
     async def main() -> None:

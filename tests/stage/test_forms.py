@@ -13,33 +13,26 @@ import trustme
 
 from shipper.config.settings import EndpointSettings
 from shipper.delivery.answer import Answer
-from shipper.delivery.endpoint import NoAnswerError, make_ssl_context
+from shipper.delivery.endpoint import ConnectionSettings, NoAnswerError
 from shipper.delivery.forms import post_form
 from shipper.model.version import __version__
-from tests.stage.certificates import asking, context_of, demanding
-from tests.stage.endpoints import ACCESS, DELIVERY, PASSWORD, USER, poll
-from tests.stage.servers import (
+from tests.servers import (
     Origin,
     Proxy,
     stall,
 )
+from tests.stage.certificates import asking, context_of, demanding
+from tests.stage.endpoints import ACCESS, DELIVERY, PASSWORD, USER, poll
 
 FORM = {"grant_type": "client_credentials", "client_secret": "a secret & a h\xe4lf"}
 
 
 async def send_form(url: str, base_url: str = "http://127.0.0.1:9", **changes: Any) -> Answer:
     settings = EndpointSettings(base_url=base_url, **changes)
-    return await post_form(
-        url,
-        FORM,
-        endpoint=settings,
-        delivery=DELIVERY,
-        ssl_context=make_ssl_context(settings, "intake"),
-        section="report",
-    )
+    return await post_form(url, FORM, ConnectionSettings(settings, DELIVERY, "report"))
 
 
-async def test_a_form_is_posted_over_a_connection_of_its_own():
+async def test_a_form_is_posted_over_its_own_connection():
     with Origin() as origin:
         answer = await send_form(f"{origin.url}/tenant/token")
         await poll(lambda: origin.closed)
@@ -62,7 +55,7 @@ async def test_a_form_is_posted_over_a_connection_of_its_own():
 @pytest.mark.parametrize("base_url", ["http://127.0.0.1:9", "https://127.0.0.1:9"])
 @pytest.mark.parametrize("is_tls", [False, True], ids=["to http", "to https"])
 @pytest.mark.parametrize("has_proxy", [False, True], ids=["direct", "proxy"])
-async def test_a_form_goes_to_http_and_https_whatever_the_service_speaks(
+async def test_a_form_is_posted_to_http_and_https_independent_of_the_service(
     authority: trustme.CA, ca: Path, client: SimpleNamespace, base_url: str, is_tls: bool, has_proxy: bool
 ):
     context = asking(context_of(authority, "127.0.0.1"), authority) if is_tls else None
@@ -74,17 +67,20 @@ async def test_a_form_goes_to_http_and_https_whatever_the_service_speaks(
     assert origin.peers == [""] * is_tls
 
 
-async def test_a_token_endpoint_that_demands_a_certificate_is_told_from_a_service_that_does(
+async def test_a_token_endpoint_that_requires_a_certificate_is_distinguished_from_such_a_service(
     authority: trustme.CA, ca: Path, client: SimpleNamespace
 ):
     context = demanding(context_of(authority, "127.0.0.1"), authority, "1.3")
-    with Origin(context=context) as origin, pytest.raises(NoAnswerError, match="only the service is shown") as caught:
+    with (
+        Origin(context=context) as origin,
+        pytest.raises(NoAnswerError, match="client certificates are for the service only") as caught,
+    ):
         await send_form(origin.url, ca_bundle=ca, client_certificate=client.one)
     assert (caught.value.cause, caught.value.is_tls) == ("tls", True)
     assert origin.clients == []
 
 
-async def test_a_form_finds_no_more_trust_than_a_request(server_context: ssl.SSLContext):
+async def test_a_form_trusts_the_same_certificates_as_a_request(server_context: ssl.SSLContext):
     with (
         Origin(context=server_context) as origin,
         pytest.raises(NoAnswerError, match=r"see report\.ca_bundle") as caught,
@@ -99,7 +95,7 @@ async def test_an_answer_to_a_form_is_read_up_to_64_kib():
         assert len((await send_form(origin.url)).body) == 65_536
 
 
-async def test_a_form_waits_for_an_answer_no_longer_than_its_limit(monkeypatch: pytest.MonkeyPatch):
+async def test_a_form_does_not_wait_longer_than_its_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("shipper.delivery.forms._LIMIT_S", 0.2)
     with Origin(stall) as origin:
         with pytest.raises(NoAnswerError, match=r"within 0\.2 s") as caught:

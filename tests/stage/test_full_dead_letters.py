@@ -1,4 +1,4 @@
-"""The pipeline when the dead letters have no room, and when they are past their retention."""
+"""The pipeline when there is no room for dead letters, and when their retention has passed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,26 @@ from shipper.state.letters import EVERYTHING
 from shipper.state.schema import LETTER_OVERHEAD_BYTES
 from shipper.state.store import Store
 from tests.fakes import ScriptedEndpoint
-from tests.stage.pipelines import NOW_S, Source, good, holds, pipeline_of, running, settings, signals_from
+from tests.stage.pipelines import (
+    NOW_S,
+    Source,
+    accounted_store,
+    add_up,
+    good,
+    pipeline_of,
+    running,
+    running_until_cancelled,
+    settings,
+    until,
+)
+from tests.unit.test_letters import checkpoint, rejection
 
 BAD = b"not json\n"
 LETTER_BYTES = len(BAD) - 1 + LETTER_OVERHEAD_BYTES
 
 
 class Streams(Source):
-    """Sends lines, each with the number of its stream, one a chunk and no faster than saves come; counts them."""
+    """Sends lines with the number of their stream, one per chunk and not faster than saves; counts them."""
 
     def __init__(self, lines: Sequence[tuple[int, bytes]]) -> None:
         super().__init__()
@@ -37,10 +50,9 @@ class Streams(Source):
         ends = dict.fromkeys(self.streams, 0)
         for number, data in self.lines:
             await anyio.sleep(0.005)
-            start, end = ends[number], ends[number] + len(data)
-            await chunks_tx.send(Chunk(stream=self.streams[number], start_offset=start, end_offset=end, data=data))
-            self.sent += 1
-            ends[number] = end
+            self.stream, self.size = self.streams[number], ends[number]
+            await self.send(chunks_tx, data)
+            ends[number] = self.size
         self.is_exhausted = True
 
     def checkpoints(self) -> dict[int, int]:
@@ -49,11 +61,8 @@ class Streams(Source):
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path, dead_letter_max_bytes=3 * LETTER_BYTES)
-    yield store
-    found = store.totals()
-    assert found.read == found.accepted + found.dead_lettered + found.duplicates
-    store.close()
+    with accounted_store(tmp_path, dead_letter_max_bytes=3 * LETTER_BYTES) as store:
+        yield store
 
 
 @pytest.fixture
@@ -62,16 +71,11 @@ def make(monkeypatch: pytest.MonkeyPatch, store: Store) -> Any:
         source: Any,
         *,
         is_one_shot: bool = True,
-        retention_days: float = 0.0,
-        commit_interval_s: float = 0.001,
+        endpoint: ScriptedEndpoint | None = None,
         **changes: Any,
     ) -> Pipeline:
-        made = settings(
-            **{"batch_max_events": 1, **changes},
-            state_dead_letter_retention_days=retention_days,
-            state_commit_interval_seconds=commit_interval_s,
-        )
-        return pipeline_of(monkeypatch, made, source, store, [ScriptedEndpoint()], is_one_shot=is_one_shot)
+        made, endpoints = settings(**{"batch_max_events": 1, **changes}), [endpoint or ScriptedEndpoint()]
+        return pipeline_of(monkeypatch, made, source, store, endpoints, is_one_shot=is_one_shot)
 
     return make
 
@@ -90,39 +94,24 @@ def is_paused(logs: list[Any]) -> bool:
     return len(told(logs, "delivery_paused")) > len(told(logs, "delivery_resumed"))
 
 
-async def until(condition: Any) -> None:
-    while not condition():
-        await anyio.sleep(0.002)
-
-
-async def test_reading_stops_when_the_quota_is_reached_and_goes_on_when_there_is_room(
+async def test_reading_stops_at_the_quota_and_resumes_when_there_is_room(
     make: Any, store: Store, logs: list[Any], tmp_path: Path
 ):
     source = Streams([(1, BAD)] * 10 + [(1, good(number)) for number in range(100)])
-    summaries: list[Summary] = []
-    pipeline = make(source)
-
-    async def run() -> None:
-        summaries.append(await pipeline.run())
-
-    with anyio.fail_after(20):
-        async with anyio.create_task_group() as group:
-            group.start_soon(run)
-            other = Store(tmp_path)  # as another process would
+    async with running(make(source), limit_s=20) as run:
+        with closing(Store(tmp_path)) as other:  # like another process
             for _ in range(3):
-                # What settled while a slow save ran may need all the room of a purge: the pause then goes on.
+                # Records settled during a slow save may need all the purged room: then the pause continues.
                 await until(lambda: is_paused(logs) and len(other.letters.ids(EVERYTHING)) == 3)
                 sent = -1
                 while sent != (sent := source.sent):
                     await anyio.sleep(0.05)
-                assert source.sent < 50, "reading went on"
-                assert not summaries
+                assert source.sent < 50, "reading did not stop"
                 pauses = len(told(logs, "delivery_paused"))
                 await anyio.sleep(0.3)
-                assert len(told(logs, "delivery_paused")) == pauses, "told once"
+                assert len(told(logs, "delivery_paused")) == pauses, "the pause was not reported once"
                 assert other.purge(other.letters.ids(EVERYTHING)) == 3
-            other.close()
-    (summary,) = summaries
+    summary = run.summary
     assert (summary.outcome, summary.dead_lettered, summary.accepted, summary.pending) == ("finished", 10, 100, 0)
     assert 1 <= len(told(logs, "delivery_paused")) == len(told(logs, "delivery_resumed")) <= 3
     assert told(logs, "delivery_paused")[0]["reason"] == "dead_letters_full"
@@ -131,39 +120,41 @@ async def test_reading_stops_when_the_quota_is_reached_and_goes_on_when_there_is
     assert store.totals().dead_lettered == 10
 
 
-async def test_a_one_shot_run_gives_up_and_keeps_all_that_is_pending(make: Any, store: Store, logs: list[Any]):
+async def test_a_one_shot_run_gives_up_and_leaves_the_rest_pending(make: Any, store: Store, logs: list[Any]):
     source = Streams([(1, BAD)] * 3 + [(1, good(1)), (1, BAD), (1, good(2)), (1, good(3))])
     with anyio.fail_after(10):
         summary: Summary = await make(source, delivery_give_up_after_seconds=0.2).run()
     assert (summary.outcome, summary.exit_code(is_one_shot=True)) == ("gave_up", 4)
     assert summary.dead_lettered == 3
     assert summary.pending >= 1
-    assert holds(summary)
+    assert add_up(summary)
     assert "dead-letters purge" in summary.message
     assert source.checkpoints() == {1: 3 * len(BAD) + len(good(1))}
     assert store.totals().dead_lettered == 3
     assert len(told(logs, "delivery_paused")) == 1
 
 
-async def test_the_last_save_of_a_run_waits_for_room_too(make: Any, store: Store, logs: list[Any], tmp_path: Path):
-    """All is read when the quota is met, so nothing but the save is left to wait."""
+async def test_the_last_save_of_a_run_waits_for_room(make: Any, store: Store, logs: list[Any], tmp_path: Path):
+    """Everything has been read when the quota is reached, so only the save waits."""
     pipeline = make(Streams([(1, BAD * 3), (1, BAD)]))
-    async with running(pipeline, limit_s=10) as summaries:
+    async with running(pipeline) as run:
         await until(lambda: told(logs, "delivery_paused"))
         store.purge(store.letters.ids(EVERYTHING))
-    assert (summaries[0].outcome, summaries[0].dead_lettered, summaries[0].pending) == ("finished", 4, 0)
+    assert (run.summary.outcome, run.summary.dead_lettered, run.summary.pending) == ("finished", 4, 0)
 
 
-async def test_streams_that_need_no_room_are_saved_meanwhile(make: Any, store: Store):
+async def test_streams_without_dead_letters_are_saved_meanwhile(make: Any, store: Store):
     source = Streams([(1, good(1)), (2, BAD * 3), (2, BAD), (1, good(3))])
     with anyio.fail_after(10):
-        summary: Summary = await make(source, commit_interval_s=0.1, delivery_give_up_after_seconds=0.3).run()
+        summary: Summary = await make(
+            source, state_commit_interval_seconds=0.1, delivery_give_up_after_seconds=0.3
+        ).run()
     assert summary.outcome == "gave_up"
     assert source.checkpoints() == {1: len(good(1)) + len(good(3)), 2: 3 * len(BAD)}
     assert (store.totals().dead_lettered, summary.pending) == (3, 1)
 
 
-async def test_dead_letters_that_never_have_room_say_so(make: Any, store: Store, logs: list[Any]):
+async def test_dead_letters_larger_than_the_quota_are_reported(make: Any, store: Store, logs: list[Any]):
     with anyio.fail_after(10):
         summary: Summary = await make(Streams([(1, b"x" * 1900 + b"\n")]), delivery_give_up_after_seconds=0.1).run()
     assert (summary.outcome, summary.pending, summary.dead_lettered) == ("gave_up", 1, 0)
@@ -172,71 +163,53 @@ async def test_dead_letters_that_never_have_room_say_so(make: Any, store: Store,
 
 @pytest.mark.parametrize("is_one_shot", [True, False])
 async def test_a_stop_does_not_wait_for_room(make: Any, store: Store, logs: list[Any], is_one_shot: bool):
-    tx, rx = anyio.create_memory_object_stream[signal.Signals](2)
     source = Streams([(1, BAD)] * 5 + [(1, good(number)) for number in range(50)])
-    pipeline = make(source, is_one_shot=is_one_shot)
-    summaries: list[Summary] = []
-
-    async def run() -> None:
-        summaries.append(await pipeline.run(signals_from(rx)))
-
-    with tx, rx, anyio.fail_after(5):
-        async with anyio.create_task_group() as group:
-            group.start_soon(run)
-            await until(lambda: told(logs, "delivery_paused"))
-            await anyio.sleep(0.05)
-            tx.send_nowait(signal.SIGTERM)
-    (summary,) = summaries
+    async with running(make(source, is_one_shot=is_one_shot), limit_s=5) as run:
+        await until(lambda: told(logs, "delivery_paused"))
+        await anyio.sleep(0.05)
+        run.signal(signal.SIGTERM)
+    summary = run.summary
     assert (summary.outcome, summary.exit_code(is_one_shot=is_one_shot)) == ("aborted", 4)
     assert summary.pending
-    assert holds(summary)
+    assert add_up(summary)
     assert source.checkpoints() == {1: 3 * len(BAD)}
     assert store.totals().dead_lettered == 3
 
 
-async def test_what_was_left_behind_a_full_store_is_not_passed_when_room_comes_late(
+async def test_no_checkpoint_passes_skipped_chunks_when_room_is_found_late(
     make: Any, store: Store, monkeypatch: pytest.MonkeyPatch
 ):
-    """Room that comes between the stop and the end must not let a later chunk settle behind one that was left."""
-    tx, rx = anyio.create_memory_object_stream[signal.Signals](2)
+    """Room found between the stop and the end must not let a chunk settle after a skipped one."""
     source = Streams([(1, BAD)] * 4 + [(1, good(number)) for number in range(30)])
     pipeline = make(source)
-    summaries: list[Summary] = []
-    packer = pipeline._stages._packer
+    packer = pipeline._packer
     left = packer._pack
 
     async def pack_chunk(chunk: Chunk, batches_tx: Any) -> None:
         await left(chunk, batches_tx)
-        if pipeline._settlement.has_left_chunks:
+        if pipeline._settlement.has_skipped_chunks:
             store.purge(store.letters.ids(EVERYTHING))
-            await anyio.sleep(0.3)  # saves go on meanwhile
+            await anyio.sleep(0.3)  # saves continue meanwhile
 
     monkeypatch.setattr(packer, "_pack", pack_chunk)
 
-    async def run() -> None:
-        summaries.append(await pipeline.run(signals_from(rx)))
-
-    with tx, rx, anyio.fail_after(5):
-        async with anyio.create_task_group() as group:
-            group.start_soon(run)
-            await until(lambda: pipeline._settlement.full_since is not None)
-            await anyio.sleep(0.05)  # until a chunk waits
-            tx.send_nowait(signal.SIGTERM)
-    (summary,) = summaries
+    async with running(pipeline, limit_s=5) as run:
+        await until(lambda: pipeline._settlement.blocked_since is not None)
+        await anyio.sleep(0.05)  # until a chunk waits
+        run.signal(signal.SIGTERM)
+    summary = run.summary
     assert (summary.outcome, summary.exit_code(is_one_shot=True)) == ("drained", 4)
     assert summary.pending == 0
-    assert holds(summary)
+    assert add_up(summary)
     assert summary.accepted < 30
     settled = 4 * len(BAD) + sum(len(good(number)) for number in range(summary.accepted))
     assert source.checkpoints() == {1: settled}
 
 
-async def test_expired_letters_go_when_two_looks_a_day_apart_found_them_and_hold_nothing_back(
+async def test_expired_letters_are_deleted_after_two_checks_a_day_apart_without_delaying_anything(
     make: Any, store: Store, logs: list[Any], monkeypatch: pytest.MonkeyPatch
 ):
-    """A save takes its turn between two transactions of the expiry; neither a start nor a stop waits for it."""
-    from tests.unit.test_letters import checkpoint, rejection
-
+    """Saves run between two transactions of the expiry; neither a start nor a stop waits for it."""
     days = 86_400.0
     store._dead_letter_max_bytes = 1 << 30
     store.save([checkpoint(*(rejection(number) for number in range(1000)), stream_id=7)], NOW_S - 31 * days)
@@ -247,12 +220,14 @@ async def test_expired_letters_go_when_two_looks_a_day_apart_found_them_and_hold
     counts: list[int] = []
 
     def expire(before_s: float, now_s: float) -> int:
-        assert has_started.wait(10), "the start waits for the expiry"
+        assert has_started.wait(10), "the start waited for the expiry"
         counts.append(true_expire(before_s, now_s))
         return counts[-1]
 
     monkeypatch.setattr(store, "expire", expire)
-    pipeline = make(Streams([(1, good(number)) for number in range(50)]), retention_days=30, is_one_shot=False)
+    pipeline = make(
+        Streams([(1, good(number)) for number in range(50)]), state_dead_letter_retention_days=30, is_one_shot=False
+    )
     true_run = pipeline._source.run
 
     async def run(chunks_tx: Any) -> None:
@@ -261,42 +236,35 @@ async def test_expired_letters_go_when_two_looks_a_day_apart_found_them_and_hold
         await anyio.sleep_forever()
 
     pipeline._source.run = run
-    with anyio.fail_after(20):
-        async with anyio.create_task_group() as group:
-            group.start_soon(pipeline.run)
-            await until(lambda: counts and store.totals().accepted == 50)
-            assert len(store.letters.ids(EVERYTHING)) == 1001, "a day has not passed"
-            pipeline._settlement._wall_time = lambda: NOW_S + 1 * days - 1
-            looks = len(counts)
-            await until(lambda: len(counts) > looks + 2)
-            assert len(store.letters.ids(EVERYTHING)) == 1001
-            pipeline._settlement._wall_time = lambda: NOW_S + 1 * days + 1
-            await until(lambda: told(logs, "dead_letters_expired"))
-            assert store.letters.ids(EVERYTHING) == [1001]
-            group.cancel_scope.cancel()
-    assert [count for count in counts if count] == [200] * 5, "in several transactions"
+    async with running_until_cancelled(pipeline, limit_s=20):
+        await until(lambda: counts and store.totals().accepted == 50)
+        assert len(store.letters.ids(EVERYTHING)) == 1001, "letters expired before a day had passed"
+        pipeline._settlement._wall_time = lambda: NOW_S + 1 * days - 1
+        looks = len(counts)
+        await until(lambda: len(counts) > looks + 2)
+        assert len(store.letters.ids(EVERYTHING)) == 1001
+        pipeline._settlement._wall_time = lambda: NOW_S + 1 * days + 1
+        await until(lambda: told(logs, "dead_letters_expired"))
+        assert store.letters.ids(EVERYTHING) == [1001]
+    assert [count for count in counts if count] == [200] * 5, "the expiry was a single transaction"
     assert [entry["count"] for entry in told(logs, "dead_letters_expired")] == [1000]
     assert store.totals().dead_lettered == 1001
 
 
-async def test_letters_are_kept_for_ever_by_default(make: Any, store: Store):
-    from tests.unit.test_letters import checkpoint, rejection
-
+async def test_letters_do_not_expire_by_default(make: Any, store: Store):
     store.save([checkpoint(rejection(), stream_id=7)], 1.0)
     with anyio.fail_after(10):
         await make(Streams([(1, good(1))])).run()
     assert store.letters.ids(EVERYTHING) == [1]
 
 
-async def test_nothing_that_is_sent_is_left_out_of_the_bodies(make: Any, store: Store):
-    """The pause holds chunks back, not events that were packed already."""
+async def test_no_packed_event_is_omitted_from_the_bodies(make: Any, store: Store):
+    """The pause holds back chunks, not packed events."""
     endpoint = ScriptedEndpoint()
     source = Streams([(1, good(1)), (1, BAD * 3), (1, good(2)), (1, BAD), (1, good(3))])
-    pipeline = make(source, delivery_give_up_after_seconds=0.2)
-    with pytest.MonkeyPatch.context() as patch, anyio.fail_after(10):
-        patch.setattr("shipper.pipeline.stages.Endpoint", lambda *_, **__: endpoint)
-        summary: Summary = await pipeline.run()
+    with anyio.fail_after(10):
+        summary: Summary = await make(source, endpoint=endpoint, delivery_give_up_after_seconds=0.2).run()
     sent = [event["ConsumerID"] for body in endpoint.bodies for event in json.loads(body)["events"]]
-    # What was packed before the store was found full is accepted, and pending, as it cannot be saved.
+    # Events packed before the store was full are accepted but pending, because they cannot be saved.
     assert summary.accepted <= len(sent) <= summary.accepted + summary.pending
     assert set(sent) >= {2, 3}

@@ -1,4 +1,4 @@
-"""The shipper within an application: what `send` has taken is on disk, and nothing that goes wrong is kept quiet."""
+"""The shipper in an application: records accepted by `send` are on disk, and every failure is raised."""
 
 from __future__ import annotations
 
@@ -43,29 +43,24 @@ from shipper.model.wire import ActivityEvent, AmountPair
 from shipper.pipeline import Summary
 from shipper.sources import spool as spool_module
 from shipper.state.store import Store
-from tests.stage.loops import LOOPS, Run, runner
-from tests.stage.servers import ACCEPTED, Origin, Reply
+from tests.servers import ACCEPTED, Origin, Reply
+from tests.stage.loops import on_each_loop
 from tests.unit.test_codec import event, line
 
 LIMIT = 2000
 UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
 
-@pytest.fixture(params=LOOPS)
-def run(request: pytest.FixtureRequest) -> Run:
-    return runner(request.param, limit_s=30)
-
-
 @pytest.fixture(autouse=True)
 def _application_has_logs() -> Iterator[None]:
-    """Otherwise the first shipper would set up the logs of this process."""
+    """Configure logs, because otherwise the first shipper would."""
     structlog.configure()
     yield
     structlog.reset_defaults()
 
 
 class Bench:
-    """A state directory, and a service that takes everything as soon as it is let."""
+    """A state directory, and a service that accepts everything unless held."""
 
     def __init__(self, folder: Path) -> None:
         self.state = folder / "state"
@@ -78,7 +73,7 @@ class Bench:
         connection.sendall(ACCEPTED)
 
     def hold(self) -> None:
-        """Let the service answer nothing."""
+        """Stop the service from answering."""
         self._takes.clear()
 
     def release(self) -> None:
@@ -106,18 +101,18 @@ class Bench:
         return Shipper(self.settings(**changes))
 
     def spooled(self) -> bytes:
-        """What stands in the spool, of which what is delivered may be deleted meanwhile."""
+        """The lines in the spool; delivered segments may be deleted meanwhile."""
         while True:
             with suppress(FileNotFoundError):
                 return b"".join(path.read_bytes() for path in sorted((self.state / "spool").iterdir()))
 
     def delivered(self) -> list[str]:
-        """The EventIds that reached the service."""
+        """The EventIds received by the service."""
         bodies = [request.partition(b"\r\n\r\n")[2] for request in self.origin.requests]
         return [each["EventId"] for body in bodies for each in json.loads(body)["events"]]
 
     def dead_letters(self) -> dict[str, bytes]:
-        """The refused records by rule."""
+        """The refused records, by rule."""
         store = Store(self.state)
         try:
             return dict(iter(store._db.execute("SELECT rule, raw FROM dead_letters")))
@@ -142,7 +137,7 @@ def ids(numbers: range) -> list[str]:
 
 
 def counts(shipper: Shipper) -> tuple[int, int, int, int, int]:
-    """`read, accepted, dead_lettered, duplicates, pending`, which have to add up."""
+    """Return `read, accepted, dead_lettered, duplicates, pending`, which must add up."""
     summary = shipper.summary
     assert isinstance(summary, Summary)
     assert summary.read == summary.accepted + summary.dead_lettered + summary.duplicates + summary.pending
@@ -157,100 +152,92 @@ async def until(condition: Callable[[], object]) -> None:
 # Sending ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_record_may_be_given_in_each_of_its_forms(bench: Bench, run: Run):
-    async def main() -> None:
-        shipper = bench.shipper()
-        async with shipper:
-            await shipper.send(record(0))
-            await shipper.send(MappingProxyType(record(1)))
-            await shipper.send(line(2, ConsumerID=3))
-            await shipper.send(line(3, ConsumerID=4) + b"\n")
-            await shipper.send(line(4, ConsumerID=5).decode() + "\r\n")
-            await shipper.send(msgspec.convert(record(5), ActivityEvent))
-        assert counts(shipper) == (6, 6, 0, 0, 0)
-        assert shipper.summary.outcome == "finished"
-        assert shipper.totals.accepted == 6
+@on_each_loop
+async def test_send_accepts_a_record_in_each_of_its_forms(bench: Bench):
+    shipper = bench.shipper()
+    async with shipper:
+        await shipper.send(record(0))
+        await shipper.send(MappingProxyType(record(1)))
+        await shipper.send(line(2, ConsumerID=3))
+        await shipper.send(line(3, ConsumerID=4) + b"\n")
+        await shipper.send(line(4, ConsumerID=5).decode() + "\r\n")
+        await shipper.send(msgspec.convert(record(5), ActivityEvent))
+    assert counts(shipper) == (6, 6, 0, 0, 0)
+    assert shipper.summary.outcome == "finished"
+    assert shipper.totals.accepted == 6
 
-    run(main)
     assert sorted(bench.delivered()) == ids(range(6))
     assert bench.spooled() == b""
 
 
-def test_a_uuid_and_a_datetime_are_written_as_their_text(bench: Bench, run: Run):
+@on_each_loop
+async def test_a_uuid_and_a_datetime_are_written_as_their_text(bench: Bench):
     event_id, noon = UUID(record(0)["EventId"]), datetime(2026, 1, 31, 12, 30)
     zoned = noon.replace(tzinfo=timezone(timedelta(hours=2)))
 
-    async def main() -> None:
-        async with bench.shipper() as shipper:
-            await shipper.send({**record(0), "EventId": event_id, "Timestamp": zoned})
-            await shipper.send({**record(1), "Timestamp": noon})
-        assert counts(shipper) == (2, 1, 1, 0, 0)
+    async with bench.shipper() as shipper:
+        await shipper.send({**record(0), "EventId": event_id, "Timestamp": zoned})
+        await shipper.send({**record(1), "Timestamp": noon})
+    assert counts(shipper) == (2, 1, 1, 0, 0)
 
-    run(main)
     assert bench.delivered() == [str(event_id)]
     (letter,) = bench.dead_letters().items()
     assert (letter[0], json.loads(letter[1])["Timestamp"]) == ("timestamp", "2026-01-31T12:30:00")
 
 
-def test_what_was_sent_stands_in_the_spool_when_send_returns(bench: Bench, run: Run):
-    async def main() -> None:
-        bench.hold()
-        async with bench.shipper() as shipper:
-            for number in range(20):
-                await shipper.send(line(number))
-                assert bench.spooled() == b"".join(line(each) + b"\n" for each in range(number + 1))
-            await shipper.send_many(line(number) for number in range(20, 40))
-            assert bench.spooled() == b"".join(line(each) + b"\n" for each in range(40))
-            assert shipper.totals.accepted == 0
-            bench.release()
-
-    run(main)
+@on_each_loop
+async def test_a_record_is_in_the_spool_when_send_returns(bench: Bench):
+    bench.hold()
+    async with bench.shipper() as shipper:
+        for number in range(20):
+            await shipper.send(line(number))
+            assert bench.spooled() == b"".join(line(each) + b"\n" for each in range(number + 1))
+        await shipper.send_many(line(number) for number in range(20, 40))
+        assert bench.spooled() == b"".join(line(each) + b"\n" for each in range(40))
+        assert shipper.totals.accepted == 0
+        bench.release()
 
 
-def test_tasks_that_send_at_a_time_keep_their_order_and_share_a_write(
-    bench: Bench, run: Run, monkeypatch: pytest.MonkeyPatch
-):
+@on_each_loop
+async def test_concurrent_sends_keep_their_order_and_share_a_write(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     true_write, pieces = os.write, []
 
     def write(descriptor: int, data: bytes) -> int:
         pieces.append(bytes(data))
         return true_write(descriptor, data)
 
-    async def main() -> None:
-        bench.hold()
-        async with bench.shipper() as shipper:
+    bench.hold()
+    async with bench.shipper() as shipper:
 
-            async def send_three(first: int) -> None:
-                for number in range(first, first + 3):
-                    await shipper.send(line(number))
+        async def send_three(first: int) -> None:
+            for number in range(first, first + 3):
+                await shipper.send(line(number))
 
-            monkeypatch.setattr(os, "write", write)
-            async with anyio.create_task_group() as group:
-                for task in range(100):
-                    group.start_soon(send_three, 3 * task)
-            monkeypatch.undo()
-            lines = bench.spooled().splitlines()
-            assert sorted(lines) == sorted(line(number) for number in range(300))
+        monkeypatch.setattr(os, "write", write)
+        async with anyio.create_task_group() as group:
             for task in range(100):
-                places = [lines.index(line(number)) for number in range(3 * task, 3 * task + 3)]
-                assert places == sorted(places)
-            bench.release()
+                group.start_soon(send_three, 3 * task)
+        monkeypatch.undo()
+        lines = bench.spooled().splitlines()
+        assert sorted(lines) == sorted(line(number) for number in range(300))
+        for task in range(100):
+            places = [lines.index(line(number)) for number in range(3 * task, 3 * task + 3)]
+            assert places == sorted(places)
+        bench.release()
 
-    run(main)
-    assert len(pieces) < 50, "each record had a write of its own"
+    assert len(pieces) < 50, "each record was written separately"
 
 
-def test_a_record_with_a_wrong_field_is_a_dead_letter_and_no_error(bench: Bench, run: Run):
-    async def main() -> None:
-        async with bench.shipper() as shipper:
-            await shipper.send({**record(0), "ConsumerCountry": "Nowhere"})
-            await shipper.send(b"[1, 2]")
-            await shipper.send("no JSON at all")
-            await shipper.send({})
-            await shipper.send(record(1))
-        assert counts(shipper) == (5, 1, 4, 0, 0)
+@on_each_loop
+async def test_a_record_with_an_invalid_field_is_a_dead_letter_and_no_error(bench: Bench):
+    async with bench.shipper() as shipper:
+        await shipper.send({**record(0), "ConsumerCountry": "Nowhere"})
+        await shipper.send(b"[1, 2]")
+        await shipper.send("no JSON at all")
+        await shipper.send({})
+        await shipper.send(record(1))
+    assert counts(shipper) == (5, 1, 4, 0, 0)
 
-    run(main)
     letters = bench.dead_letters()
     assert json.loads(letters["country"])["ConsumerCountry"] == "Nowhere"
     assert b"no JSON at all" in letters.values()
@@ -286,15 +273,15 @@ NO_RECORDS: dict[str, tuple[Any, type[Exception], str]] = {
     "dataclass within": ({**record(0), "more": Point()}, TypeError, "is a Point"),
     "struct within": ({**record(0), "more": AmountPair()}, TypeError, "is a AmountPair"),
     "raw JSON within": ({**record(0), "more": msgspec.Raw(b"1\n2")}, TypeError, "is a Raw"),
-    "name of bytes": ({**record(0), b"secret": 1}, TypeError, "a name in the record is a bytes"),
-    "name that is a number": ({**record(0), "more": {1: 2}}, TypeError, "a name in the record is a int"),
+    "name of bytes": ({**record(0), b"secret": 1}, TypeError, "a key of the record is a bytes"),
+    "name that is a number": ({**record(0), "more": {1: 2}}, TypeError, "a key of the record is a int"),
     "NaN within": ({**record(0), "ConsumerID": float("nan")}, ValueError, "not finite"),
     "infinity deep within": ({**record(0), "more": [{"deep": float("inf")}]}, ValueError, "not finite"),
     "surrogate within": ({**record(0), "Username": "secret \ud800"}, ValueError, "not valid Unicode"),
     "surrogate": ("secret \ud800", ValueError, "not valid Unicode"),
     "itself within": (WITHIN_ITSELF, ValueError, "nested"),
-    "two lines": (line() + b"\n" + line(), ValueError, "more than one line"),
-    "line and blank line": (b"secret\n\n", ValueError, "more than one line"),
+    "two lines": (line() + b"\n" + line(), ValueError, "the record contains a newline"),
+    "line and blank line": (b"secret\n\n", ValueError, "the record contains a newline"),
     "blanks": (b" \t\r\n", ValueError, "blank"),
     "nothing": ("", ValueError, "blank"),
     "long dict": ({**record(0), "Username": "secret" * 1000}, ValueError, "input.max_record_bytes, which is 2,000"),
@@ -303,7 +290,7 @@ NO_RECORDS: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", NO_RECORDS)
-async def test_what_cannot_be_a_record_is_refused_at_once(bench: Bench, name: str):
+async def test_a_value_that_cannot_be_a_record_is_refused_at_once(bench: Bench, name: str):
     wrong, error, says = NO_RECORDS[name]
     async with bench.shipper() as shipper:
         with pytest.raises(error, match=says) as caught:
@@ -317,13 +304,13 @@ async def test_what_cannot_be_a_record_is_refused_at_once(bench: Bench, name: st
 
 
 @pytest.mark.parametrize("wrong", ["text", b"bytes", record(0)], ids=["str", "bytes", "dict"])
-async def test_one_record_is_not_taken_for_many(bench: Bench, wrong: Any):
+async def test_send_many_refuses_a_single_record(bench: Bench, wrong: Any):
     async with bench.shipper() as shipper:
-        with pytest.raises(TypeError, match="for one record there is send"):
+        with pytest.raises(TypeError, match="use send for one record"):
             await shipper.send_many(wrong)
 
 
-async def test_the_longest_record_and_none_that_says_null_are_refused_by_send(bench: Bench):
+async def test_send_refuses_oversized_and_null_records(bench: Bench):
     longest = {**record(0), "Username": ""}
     longest["Username"] = "x" * (LIMIT - len(msgspec.json.encode(longest)))
     async with bench.shipper() as shipper:
@@ -337,54 +324,49 @@ async def test_the_longest_record_and_none_that_says_null_are_refused_by_send(be
 # A spool or a disk that is full -----------------------------------------------------------------------------------
 
 
-def test_send_waits_while_the_spool_is_full(bench: Bench, run: Run):
+@on_each_loop
+async def test_send_waits_while_the_spool_is_full(bench: Bench):
     sent = 0
+    bench.hold()
+    limits = {"spool_max_bytes": 20_000, "spool_segment_bytes": 5_000}
+    async with bench.shipper(**limits, batch_max_events=5, delivery_concurrency=1) as shipper:
 
-    async def main() -> None:
-        nonlocal sent
-        bench.hold()
-        limits = {"spool_max_bytes": 20_000, "spool_segment_bytes": 5_000}
-        async with bench.shipper(**limits, batch_max_events=5, delivery_concurrency=1) as shipper:
+        async def send() -> None:
+            nonlocal sent
+            for number in range(200):
+                await shipper.send(record(number))
+                sent += 1
 
-            async def send() -> None:
-                nonlocal sent
-                for number in range(200):
-                    await shipper.send(record(number))
-                    sent += 1
-
-            async with anyio.create_task_group() as group:
-                group.start_soon(send)
-                await until(lambda: len(bench.spooled()) >= 20_000)
-                with anyio.move_on_after(0.05):
-                    await until(lambda: sent >= 100)
-                assert len(bench.spooled()) <= 20_000 + len(line()) + 10
-                assert sent < 100
-                bench.release()
-        assert counts(shipper) == (200, 200, 0, 0, 0)
-
-    run(main)
+        async with anyio.create_task_group() as group:
+            group.start_soon(send)
+            await until(lambda: len(bench.spooled()) >= 20_000)
+            with anyio.move_on_after(0.05):
+                await until(lambda: sent >= 100)
+            assert len(bench.spooled()) <= 20_000 + len(line()) + 10
+            assert sent < 100
+            bench.release()
+    assert counts(shipper) == (200, 200, 0, 0, 0)
     assert sent == 200
 
 
-def test_a_send_that_is_cancelled_while_it_waits_for_room_was_never_made(bench: Bench, run: Run):
-    async def main() -> None:
-        bench.hold()
-        async with bench.shipper(spool_max_bytes=1, spool_segment_bytes=1) as shipper:
-            await shipper.send(record(0))
-            for number in (1, 2, 3):
-                with anyio.move_on_after(0.01) as scope:
-                    await shipper.send(record(number))
-                assert scope.cancelled_caught
-            bench.release()
-            await shipper.send(record(4))
-        assert counts(shipper) == (2, 2, 0, 0, 0)
+@on_each_loop
+async def test_a_send_cancelled_while_waiting_for_room_writes_nothing(bench: Bench):
+    bench.hold()
+    async with bench.shipper(spool_max_bytes=1, spool_segment_bytes=1) as shipper:
+        await shipper.send(record(0))
+        for number in (1, 2, 3):
+            with anyio.move_on_after(0.01) as scope:
+                await shipper.send(record(number))
+            assert scope.cancelled_caught
+        bench.release()
+        await shipper.send(record(4))
+    assert counts(shipper) == (2, 2, 0, 0, 0)
 
-    run(main)
     assert bench.delivered() == [*ids(range(1)), *ids(range(4, 5))]
 
 
 class FullDisk:
-    """A disk on which the spool writes half of what it is to write, and then nothing until there is room."""
+    """A disk that accepts half of a write, and then nothing until there is room."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room = threading.Event()
@@ -402,150 +384,138 @@ class FullDisk:
         return self._write(descriptor, data[: len(data) // 2])
 
 
-def test_send_waits_while_the_disk_is_full_and_a_cancelled_one_tears_no_line(
-    bench: Bench, run: Run, monkeypatch: pytest.MonkeyPatch
+@on_each_loop
+async def test_send_waits_while_the_disk_is_full_and_a_cancelled_one_leaves_no_partial_line(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):
-    async def main() -> None:
-        disk = FullDisk(monkeypatch)
-        async with bench.shipper() as shipper:
-            async with anyio.create_task_group() as group:
-                group.start_soon(shipper.send, record(0))
-                await until(lambda: disk.refusals > 3)
-                assert 0 < len(bench.spooled()) < len(line())
-                group.cancel_scope.cancel()
-            with anyio.move_on_after(0.01) as scope:
-                await shipper.send(record(1))
-            assert scope.cancelled_caught
-            async with anyio.create_task_group() as group:
-                group.start_soon(shipper.send, record(2))
-                group.start_soon(shipper.send_many, [record(3), record(4)])
-                await anyio.lowlevel.checkpoint()
-                disk.room.set()
-        assert counts(shipper) == (4, 4, 0, 0, 0), "the half of a record was made whole"
+    disk = FullDisk(monkeypatch)
+    async with bench.shipper() as shipper:
+        async with anyio.create_task_group() as group:
+            group.start_soon(shipper.send, record(0))
+            await until(lambda: disk.refusals > 3)
+            assert 0 < len(bench.spooled()) < len(line())
+            group.cancel_scope.cancel()
+        with anyio.move_on_after(0.01) as scope:
+            await shipper.send(record(1))
+        assert scope.cancelled_caught
+        async with anyio.create_task_group() as group:
+            group.start_soon(shipper.send, record(2))
+            group.start_soon(shipper.send_many, [record(3), record(4)])
+            await anyio.lowlevel.checkpoint()
+            disk.room.set()
+    assert counts(shipper) == (4, 4, 0, 0, 0), "the partial record was completed"
 
-    run(main)
     assert sorted(bench.delivered()) == [*ids(range(1)), *ids(range(2, 5))]
 
 
-def test_a_disk_that_stays_full_to_the_end_leaves_no_torn_line(bench: Bench, run: Run, monkeypatch: pytest.MonkeyPatch):
-    async def main() -> None:
-        errors: list[BaseException] = []
-        disk = FullDisk(monkeypatch)
-        hasty = bench.shipper(delivery_drain_timeout_seconds=0.05)
-        async with anyio.create_task_group() as group, hasty as shipper:
+@on_each_loop
+async def test_a_disk_that_stays_full_leaves_no_partial_line(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    errors: list[BaseException] = []
+    disk = FullDisk(monkeypatch)
+    hasty = bench.shipper(delivery_drain_timeout_seconds=0.05)
+    async with anyio.create_task_group() as group, hasty as shipper:
 
-            async def send() -> None:
-                try:
-                    await shipper.send_many([record(0), record(1), record(2)])
-                except ShipperError as error:
-                    errors.append(error)
+        async def send() -> None:
+            try:
+                await shipper.send_many([record(0), record(1), record(2)])
+            except ShipperError as error:
+                errors.append(error)
 
-            group.start_soon(send)
-            await until(lambda: disk.refusals > 3)
-            assert not bench.spooled().endswith(b"\n")
-        (error,) = errors
-        assert "has ended" in str(error)
-        assert bench.spooled() == b"" or bench.spooled().endswith(b"\n")
-        disk.room.set()
-        async with bench.shipper() as shipper:
-            await shipper.send(record(3))
-        assert counts(shipper)[2:] == (0, 0, 0), "a torn line would be a dead letter"
+        group.start_soon(send)
+        await until(lambda: disk.refusals > 3)
+        assert not bench.spooled().endswith(b"\n")
+    (error,) = errors
+    assert "is closed" in str(error)
+    assert bench.spooled() == b"" or bench.spooled().endswith(b"\n")
+    disk.room.set()
+    async with bench.shipper() as shipper:
+        await shipper.send(record(3))
+    assert counts(shipper)[2:] == (0, 0, 0), "a partial line became a dead letter"
 
-    run(main)
     assert bench.delivered()[-1] == record(3)["EventId"]
 
 
-def test_threads_that_all_wait_for_send_do_not_keep_it_from_writing(bench: Bench, run: Run):
-    async def main() -> None:
-        async with bench.shipper() as shipper:
-            anyio.to_thread.current_default_thread_limiter().total_tokens = 2
-            async with anyio.create_task_group() as group:
-                for number in range(20):
-                    send = shipper.send
-                    group.start_soon(anyio.to_thread.run_sync, anyio.from_thread.run, send, record(number))
-        assert counts(shipper) == (20, 20, 0, 0, 0)
-
-    run(main)
+@on_each_loop
+async def test_a_thread_pool_full_of_waiting_sends_does_not_block_writing(bench: Bench):
+    async with bench.shipper() as shipper:
+        anyio.to_thread.current_default_thread_limiter().total_tokens = 2
+        async with anyio.create_task_group() as group:
+            for number in range(20):
+                send = shipper.send
+                group.start_soon(anyio.to_thread.run_sync, anyio.from_thread.run, send, record(number))
+    assert counts(shipper) == (20, 20, 0, 0, 0)
 
 
 # The end of the block ---------------------------------------------------------------------------------------------
 
 
-def test_leaving_the_block_leaves_pending_what_cannot_be_delivered_in_time(bench: Bench, run: Run):
-    async def main() -> None:
-        bench.hold()
-        first = bench.shipper(delivery_drain_timeout_seconds=0.05, delivery_concurrency=1, batch_max_events=10)
-        async with first:
-            await first.send_many(record(number) for number in range(2000))
-        assert counts(first) == (2000, 0, 0, 0, 2000), "also what was not even read is pending"
-        assert first.totals.read < 2000
-        assert first.summary.outcome == "aborted"
-        bench.release()
-        async with bench.shipper() as second:
-            await second.send(record(2000))
-        assert counts(second) == (2001, 2001, 0, 0, 0)
+@on_each_loop
+async def test_records_that_cannot_be_delivered_in_time_are_pending_after_the_block(bench: Bench):
+    bench.hold()
+    first = bench.shipper(delivery_drain_timeout_seconds=0.05, delivery_concurrency=1, batch_max_events=10)
+    async with first:
+        await first.send_many(record(number) for number in range(2000))
+    assert counts(first) == (2000, 0, 0, 0, 2000), "unread records are not pending"
+    assert first.totals.read < 2000
+    assert first.summary.outcome == "aborted"
+    bench.release()
+    async with bench.shipper() as second:
+        await second.send(record(2000))
+    assert counts(second) == (2001, 2001, 0, 0, 0)
 
-    run(main)
     assert sorted(set(bench.delivered())) == ids(range(2001))
 
 
-def test_leaving_hurries_a_service_that_is_slow_to_be_asked_again(
-    bench: Bench, run: Run, monkeypatch: pytest.MonkeyPatch
-):
-    """A backoff of an hour is not waited out, nor does the drain last as long as it may."""
+@on_each_loop
+async def test_leaving_the_block_retries_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """Neither a backoff of an hour nor the drain timeout is waited out."""
     monkeypatch.setattr("shipper.delivery.gate._LONGEST_WAIT_WHILE_STOPPING_S", 0.05)
     replies: list[Reply] = [UNAVAILABLE] * 6 + [ACCEPTED]
 
-    async def main() -> None:
-        with Origin(*replies) as origin:
-            hour = {"retry_initial_seconds": 3600.0, "retry_max_seconds": 3600.0, "drain_timeout_seconds": 3600.0}
-            changes = {f"delivery_{key}": value for key, value in hour.items()}
-            async with bench.shipper(url=origin.url, delivery_concurrency=1, **changes) as shipper:
-                await shipper.send(record(0))
-                await until(lambda: origin.requests)
-            assert counts(shipper) == (1, 1, 0, 0, 0)
-
-    run(main)
-
-
-@pytest.mark.parametrize("how", ["exception", "cancellation"])
-def test_a_block_that_is_left_in_haste_is_drained_all_the_same(bench: Bench, run: Run, how: str):
-    class OwnError(Exception): ...
-
-    async def main() -> None:
-        shipper = bench.shipper()
-        if how == "exception":
-            with pytest.raises(OwnError):
-                async with shipper:
-                    await shipper.send(record(0))
-                    raise OwnError
-        else:
-            with anyio.CancelScope() as scope:
-                async with shipper:
-                    await shipper.send(record(0))
-                    scope.cancel()
-                    await anyio.sleep_forever()
-            assert scope.cancelled_caught
+    with Origin(*replies) as origin:
+        hour = {"retry_initial_seconds": 3600.0, "retry_max_seconds": 3600.0, "drain_timeout_seconds": 3600.0}
+        changes = {f"delivery_{key}": value for key, value in hour.items()}
+        async with bench.shipper(url=origin.url, delivery_concurrency=1, **changes) as shipper:
+            await shipper.send(record(0))
+            await until(lambda: origin.requests)
         assert counts(shipper) == (1, 1, 0, 0, 0)
 
-    run(main)
+
+@on_each_loop
+@pytest.mark.parametrize("how", ["exception", "cancellation"])
+async def test_a_block_left_by_an_exception_is_drained(bench: Bench, how: str):
+    class OwnError(Exception): ...
+
+    shipper = bench.shipper()
+    if how == "exception":
+        with pytest.raises(OwnError):
+            async with shipper:
+                await shipper.send(record(0))
+                raise OwnError
+    else:
+        with anyio.CancelScope() as scope:
+            async with shipper:
+                await shipper.send(record(0))
+                scope.cancel()
+                await anyio.sleep_forever()
+        assert scope.cancelled_caught
+    assert counts(shipper) == (1, 1, 0, 0, 0)
+
     assert bench.delivered() == ids(range(1))
 
 
-def test_a_block_that_is_cancelled_while_it_is_entered_gives_the_state_back(bench: Bench, run: Run):
-    async def main() -> None:
-        with anyio.CancelScope() as scope:
-            scope.cancel()
-            async with bench.shipper():
-                raise AssertionError("entered")
-        async with bench.shipper() as shipper:
-            await shipper.send(record(0))
-        assert counts(shipper) == (1, 1, 0, 0, 0)
-
-    run(main)
+@on_each_loop
+async def test_cancelling_the_entry_of_a_block_releases_the_state(bench: Bench):
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        async with bench.shipper():
+            raise AssertionError("entered")
+    async with bench.shipper() as shipper:
+        await shipper.send(record(0))
+    assert counts(shipper) == (1, 1, 0, 0, 0)
 
 
-async def test_a_second_cancellation_of_an_asyncio_task_cuts_the_drain_off(bench: Bench):
+async def test_a_second_cancellation_of_an_asyncio_task_aborts_the_drain(bench: Bench):
     bench.hold()
     shipper = bench.shipper(delivery_drain_timeout_seconds=3600.0)
 
@@ -557,7 +527,7 @@ async def test_a_second_cancellation_of_an_asyncio_task_cuts_the_drain_off(bench
     task = asyncio.create_task(main())
     await until(lambda: bench.origin.requests)
     task.cancel()
-    with pytest.raises(SourceError, match="has ended"):
+    with pytest.raises(SourceError, match="is closed"):
         while True:
             await shipper.send(record(1))
             await anyio.lowlevel.checkpoint()
@@ -572,146 +542,129 @@ async def test_a_second_cancellation_of_an_asyncio_task_cuts_the_drain_off(bench
     assert counts(second)[4] == 0
 
 
-def test_nothing_is_taken_before_the_block_nor_after_it(bench: Bench, run: Run):
-    async def main() -> None:
-        shipper = bench.shipper()
-        with pytest.raises(SourceError, match="has not begun"):
-            await shipper.send(record(0))
-        assert (shipper.summary, shipper.pause, shipper.totals.read) == (None, None, 0)
+@on_each_loop
+async def test_send_raises_before_and_after_the_block(bench: Bench):
+    shipper = bench.shipper()
+    with pytest.raises(SourceError, match="was not entered"):
+        await shipper.send(record(0))
+    assert (shipper.summary, shipper.pause, shipper.totals.read) == (None, None, 0)
+    async with shipper:
+        pass
+    for send in (shipper.send(record(0)), shipper.send_many([record(0)])):
+        with pytest.raises(SourceError, match="is closed"):
+            await send
+    with pytest.raises(SourceError, match="create another one"):
         async with shipper:
             pass
-        for send in (shipper.send(record(0)), shipper.send_many([record(0)])):
-            with pytest.raises(SourceError, match="has ended"):
-                await send
-        with pytest.raises(SourceError, match="create another one"):
-            async with shipper:
-                pass
-        assert counts(shipper) == (0, 0, 0, 0, 0)
+    assert counts(shipper) == (0, 0, 0, 0, 0)
 
-    run(main)
     assert bench.spooled() == b""
 
 
-def test_a_send_that_waits_for_room_when_the_block_ends_is_told(bench: Bench, run: Run):
-    async def main() -> None:
-        bench.hold()
-        hasty = bench.shipper(delivery_drain_timeout_seconds=0.05, spool_max_bytes=1, spool_segment_bytes=1)
-        async with anyio.create_task_group() as group, hasty as shipper:
-            await shipper.send(record(0))
+@on_each_loop
+async def test_a_send_that_waits_for_room_raises_when_the_block_ends(bench: Bench):
+    bench.hold()
+    hasty = bench.shipper(delivery_drain_timeout_seconds=0.05, spool_max_bytes=1, spool_segment_bytes=1)
+    async with anyio.create_task_group() as group, hasty as shipper:
+        await shipper.send(record(0))
 
-            async def send() -> None:
-                with pytest.raises(SourceError, match="has ended"):
-                    await shipper.send(record(1))
+        async def send() -> None:
+            with pytest.raises(SourceError, match="is closed"):
+                await shipper.send(record(1))
 
-            group.start_soon(send)
-            await anyio.lowlevel.checkpoint()
-        assert counts(shipper) == (1, 0, 0, 0, 1)
-
-    run(main)
+        group.start_soon(send)
+        await anyio.lowlevel.checkpoint()
+    assert counts(shipper) == (1, 0, 0, 0, 1)
 
 
-# What goes wrong --------------------------------------------------------------------------------------------------
+# Failures ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_state_directory_in_use_is_an_error_on_entering(bench: Bench, run: Run):
-    async def main() -> None:
-        async with bench.shipper() as first:
-            with pytest.raises(StateInUseError, match="in use by another shipper"):
-                async with bench.shipper():
-                    raise AssertionError("entered")
-            await first.send(record(0))
-        assert counts(first) == (1, 1, 0, 0, 0)
-
-    run(main)
-
-
-def test_a_setting_that_is_missing_is_an_error_on_entering(bench: Bench, run: Run):
-    async def main() -> None:
-        settings = msgspec.structs.replace(bench.settings(), intake=None)
-        with pytest.raises(ConfigError, match="intake: is missing"):
-            async with Shipper(settings):
-                raise AssertionError("entered")
-        assert not bench.state.exists(), "what fails on its configuration creates nothing"
-        bench.state.mkdir(mode=0o700)
-        (bench.state / "state.db").write_bytes(b"something else entirely, and long enough to be a database's head")
-        with pytest.raises(StateError, match=r"state\.db"):
+@on_each_loop
+async def test_a_state_directory_in_use_is_an_error_on_entering(bench: Bench):
+    async with bench.shipper() as first:
+        with pytest.raises(StateInUseError, match="in use by another shipper"):
             async with bench.shipper():
                 raise AssertionError("entered")
+        await first.send(record(0))
+    assert counts(first) == (1, 1, 0, 0, 0)
 
-    run(main)
+
+@on_each_loop
+async def test_a_missing_setting_is_an_error_on_entering(bench: Bench):
+    settings = msgspec.structs.replace(bench.settings(), intake=None)
+    with pytest.raises(ConfigError, match="intake: is missing"):
+        async with Shipper(settings):
+            raise AssertionError("entered")
+    assert not bench.state.exists(), "files were created despite a configuration error"
+    bench.state.mkdir(mode=0o700)
+    (bench.state / "state.db").write_bytes(b"something else entirely, and long enough to be a database's head")
+    with pytest.raises(StateError, match=r"state\.db"):
+        async with bench.shipper():
+            raise AssertionError("entered")
 
 
+@on_each_loop
 @pytest.mark.parametrize("seen_by", ["send", "block", "another error"])
-def test_a_state_that_cannot_be_written_comes_out(
-    bench: Bench, run: Run, monkeypatch: pytest.MonkeyPatch, seen_by: str
-):
+async def test_an_unwritable_state_raises_from_the_block(bench: Bench, monkeypatch: pytest.MonkeyPatch, seen_by: str):
     failed = threading.Event()
 
     def save(self: Store, *_: object) -> None:
         failed.set()
         raise StateError("the disk is on fire")
 
-    async def main() -> None:
-        shipper = bench.shipper()
-        with pytest.raises(KeyError if seen_by == "another error" else StateError) as caught:
-            async with shipper:
-                await shipper.send(record(0))
-                await until(failed.is_set)
-                if seen_by == "another error":
-                    raise KeyError
-                while seen_by == "send":
-                    await shipper.send(record(1))
-        assert seen_by == "another error" or str(caught.value) == "the disk is on fire"
-        assert shipper.summary is None
-        with pytest.raises(StateError, match="on fire"):
-            await shipper.send(record(2))
-        monkeypatch.undo()
-        async with bench.shipper() as second:
-            pass
-        assert counts(second)[4] == 0, "the state was given back, and nothing of it is lost"
-
     monkeypatch.setattr(Store, "save", save)
-    run(main)
+    shipper = bench.shipper()
+    with pytest.raises(KeyError if seen_by == "another error" else StateError) as caught:
+        async with shipper:
+            await shipper.send(record(0))
+            await until(failed.is_set)
+            if seen_by == "another error":
+                raise KeyError
+            while seen_by == "send":
+                await shipper.send(record(1))
+    assert seen_by == "another error" or str(caught.value) == "the disk is on fire"
+    assert shipper.summary is None
+    with pytest.raises(StateError, match="on fire"):
+        await shipper.send(record(2))
+    monkeypatch.undo()
+    async with bench.shipper() as second:
+        pass
+    assert counts(second)[4] == 0, "the state was not released, or records are lost"
+
     assert record(0)["EventId"] in bench.delivered()
 
 
-def test_a_disk_that_cannot_be_written_comes_out_of_send(bench: Bench, run: Run, monkeypatch: pytest.MonkeyPatch):
+@on_each_loop
+async def test_a_disk_error_raises_from_send(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     def write(descriptor: int, data: bytes) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    async def main() -> None:
-        with pytest.raises(StateError, match=r"spool cannot be written \(Input/output error\)"):
-            async with bench.shipper() as shipper:
-                monkeypatch.setattr(os, "write", write)
-                await shipper.send(record(0))
-                raise AssertionError("taken")
-
-    run(main)
+    with pytest.raises(StateError, match=r"spool cannot be written \(Input/output error\)"):
+        async with bench.shipper() as shipper:
+            monkeypatch.setattr(os, "write", write)
+            await shipper.send(record(0))
+            raise AssertionError("taken")
 
 
-def test_what_could_not_be_forced_to_disk_is_not_taken_for_kept(
-    bench: Bench, run: Run, monkeypatch: pytest.MonkeyPatch
-):
-    """Not even if the disk has room again: what the first failure lost, a second try does not bring back."""
+@on_each_loop
+async def test_a_failed_fsync_raises_from_send(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """Even if the disk has room again: a second fsync does not restore what the first one lost."""
 
     def fdatasync(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    async def main() -> None:
-        with pytest.raises(StateError, match="No space left"):
-            async with bench.shipper(spool_fsync="always") as shipper:
-                monkeypatch.setattr(os, "fdatasync", fdatasync)
-                await shipper.send(record(0))
-                raise AssertionError("taken")
-
-    run(main)
+    with pytest.raises(StateError, match="No space left"):
+        async with bench.shipper(spool_fsync="always") as shipper:
+            monkeypatch.setattr(os, "fdatasync", fdatasync)
+            await shipper.send(record(0))
+            raise AssertionError("taken")
 
 
+@on_each_loop
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_what_could_not_be_forced_to_disk_once_is_not_told_as_kept_by_a_later_success(
-    bench: Bench, run: Run, monkeypatch: pytest.MonkeyPatch, code: int
-):
-    """The kernel tells of a lost write once."""
+async def test_a_later_fsync_does_not_hide_a_failed_one(bench: Bench, monkeypatch: pytest.MonkeyPatch, code: int):
+    """The kernel reports a lost write only once."""
     real, calls, kept = os.fdatasync, itertools.count(1), []
 
     def fdatasync(descriptor: int) -> None:
@@ -719,40 +672,31 @@ def test_what_could_not_be_forced_to_disk_once_is_not_told_as_kept_by_a_later_su
             raise OSError(code, os.strerror(code))
         real(descriptor)
 
-    async def main() -> None:
-        with pytest.raises(StateError):
-            async with bench.shipper(spool_fsync="always", delivery_drain_timeout_seconds=0.5) as shipper:
-                for number in range(4):
-                    await shipper.send(record(number))
-                    kept.append(number)
-
     bench.hold()
     monkeypatch.setattr(os, "fdatasync", fdatasync)
-    run(main)
+    with pytest.raises(StateError):
+        async with bench.shipper(spool_fsync="always", delivery_drain_timeout_seconds=0.5) as shipper:
+            for number in range(4):
+                await shipper.send(record(number))
+                kept.append(number)
     assert kept == [0, 1]
 
 
-def test_a_full_spool_does_not_keep_an_application_from_starting(bench: Bench, run: Run):
+@on_each_loop
+async def test_an_application_can_start_with_a_full_spool(bench: Bench):
     limits = {"spool_max_bytes": 4096, "spool_segment_bytes": 1024, "delivery_drain_timeout_seconds": 0.1}
-
-    async def fill() -> None:
-        async with bench.shipper(**limits) as shipper:
-            with anyio.move_on_after(0.5) as full:
-                for number in itertools.count():
-                    await shipper.send(record(number))
-            assert full.cancelled_caught
-
-    async def start_again() -> None:
-        with anyio.fail_after(5):
-            async with bench.shipper(**limits):
-                pass
-
     bench.hold()
-    run(fill)
-    run(start_again)
+    async with bench.shipper(**limits) as shipper:
+        with anyio.move_on_after(0.5) as full:
+            for number in itertools.count():
+                await shipper.send(record(number))
+        assert full.cancelled_caught
+    with anyio.fail_after(5):
+        async with bench.shipper(**limits):
+            pass
 
 
-async def test_why_nothing_is_delivered_can_be_asked(bench: Bench):
+async def test_the_reason_of_a_pause_is_available(bench: Bench):
     with Origin(UNAVAILABLE) as origin:
         async with bench.shipper(url=origin.url, delivery_drain_timeout_seconds=0.0) as shipper:
             assert shipper.pause is None
@@ -763,13 +707,12 @@ async def test_why_nothing_is_delivered_can_be_asked(bench: Bench):
     assert counts(shipper) == (1, 0, 0, 0, 1)
 
 
-def test_an_event_of_the_wire_is_judged_like_any_other(bench: Bench, run: Run):
-    """Built by hand, it has not been checked by anything."""
+@on_each_loop
+async def test_an_event_object_is_validated_like_any_record(bench: Bench):
+    """An event object created by hand is not validated yet."""
 
-    async def main() -> None:
-        async with bench.shipper() as shipper:
-            await shipper.send(ActivityEvent(**{**event(), "BTag": "none"}))
-        assert counts(shipper) == (1, 0, 1, 0, 0)
+    async with bench.shipper() as shipper:
+        await shipper.send(ActivityEvent(**{**event(), "BTag": "none"}))
+    assert counts(shipper) == (1, 0, 1, 0, 0)
 
-    run(main)
     assert list(bench.dead_letters()) == ["btag"]

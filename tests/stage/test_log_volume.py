@@ -1,4 +1,4 @@
-"""An hour without the service, in virtual time: the log stays small, and says what a person needs."""
+"""An outage of an hour in virtual time: the log stays small and says what an operator needs."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def real_logs():
     before = structlog.get_config()
     take_left_out()
     configure_logs("info", "json", now=anyio.current_time)
-    structlog.configure(cache_logger_on_first_use=False)  # or the loggers would keep this beyond the test
+    structlog.configure(cache_logger_on_first_use=False)  # otherwise the loggers would keep this after the test
     yield
     take_left_out()
     structlog.configure(**before)
 
 
 @pytest.mark.usefixtures("real_logs")
-def test_an_hour_of_outage_is_a_line_every_30_s_that_says_what_is_wrong(
+def test_an_outage_is_logged_every_30_s_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(test_pipeline_outage, "BACK_AT", AWAY_S)
     store = Store(tmp_path)
     outage = Outage(store, monkeypatch, answer(503), concurrency=8)
-    monkeypatch.setattr("shipper.pipeline.observer.LOOK_INTERVAL_S", 10.0)  # seldom, so that it costs little
+    monkeypatch.setattr("shipper.pipeline.observer.SNAPSHOT_INTERVAL_S", 10.0)  # rarely, so that it is cheap
     requests = 0
 
     async def main() -> None:
@@ -50,7 +50,7 @@ def test_an_hour_of_outage_is_a_line_every_30_s_that_says_what_is_wrong(
     store.close()
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     events = Counter(line["event"] for line in lines)
-    assert requests > 650, "it was tried all the time"
+    assert requests > 650, "delivery was not retried throughout"
     assert events["self_report"] == pytest.approx(AWAY_S / 30, rel=0.01)
     assert (events["delivery_paused"], events["delivery_resumed"]) == (1, 1)
     assert sum(events.values()) < events["self_report"] + 100, events

@@ -1,7 +1,8 @@
-"""What is read and not saved is bounded in bytes, whatever the input; counted in bytes, not by what a process shows."""
+"""Unsaved records are bounded in bytes for any input; counted in bytes instead of process memory."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -13,16 +14,26 @@ import pytest
 from shipper.model.errors import StateUnwritableError
 from shipper.model.records import Span, Stream
 from shipper.pipeline import Pipeline, Summary, settlement
-from shipper.pipeline.acks import weight
+from shipper.pipeline.settlement import estimate_bytes
 from shipper.state.ledger import read_ledger
 from shipper.state.store import Store
 from tests.fakes import ScriptedEndpoint
-from tests.stage.pipelines import Source, at_once, good, pipeline_of, running, settings
+from tests.stage.pipelines import (
+    Source,
+    accounted_store,
+    at_once,
+    good,
+    pipeline_of,
+    running,
+    settings,
+    until,
+    until_it_rests,
+)
 from tests.unit.test_codec import line
 
 BUDGET = 1 << 20
 RECORDS_PER_CHUNK = 100
-CHUNKS = 120  # far more than the budget has room for
+CHUNKS = 120  # far more than fits into the budget
 GOOD_CHUNKS = 2
 
 
@@ -31,7 +42,7 @@ def refused(number: int) -> bytes:
 
 
 def sparse(number: int) -> bytes:
-    """A record with a key of its own in the ledger."""
+    """A record with its own ledger key."""
     return line(number, ConsumerID=number + 1, BTag=f"{number + 1}_{'0' * 32}") + b"\n"
 
 
@@ -39,29 +50,21 @@ def repeated(number: int) -> bytes:
     return line(1, ConsumerID=1) + b"\n"
 
 
-class Records(Source):
-    """Sends so many chunks of records, the first ones good."""
+def records(record: Callable[[int], bytes], chunks: int = CHUNKS) -> Source:
+    """Return a source of chunks of records; the first records are valid."""
+    numbers = count()
 
-    def __init__(self, record: Callable[[int], bytes], chunks: int = CHUNKS) -> None:
-        super().__init__()
-        self.record = record
-        self.chunks = chunks
+    def chunk(at: int) -> bytes:
+        make = good if at < GOOD_CHUNKS else record
+        return b"".join(make(next(numbers)) for _ in range(RECORDS_PER_CHUNK))
 
-    async def run(self, chunks_tx: Any) -> None:
-        numbers = count()
-        for at in range(self.chunks):
-            record = good if at < GOOD_CHUNKS else self.record
-            await self.send(chunks_tx, b"".join(record(next(numbers)) for _ in range(RECORDS_PER_CHUNK)))
-        self.is_exhausted = True
+    return Source(map(chunk, range(chunks)))
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path)
-    yield store
-    found = store.totals()
-    assert found.read == found.accepted + found.dead_lettered + found.duplicates
-    store.close()
+    with accounted_store(tmp_path) as store:
+        yield store
 
 
 @pytest.fixture
@@ -79,56 +82,46 @@ def make(monkeypatch: pytest.MonkeyPatch, store: Store) -> Callable[..., Pipelin
     return make
 
 
-async def until_it_rests(pipeline: Pipeline, source: Records) -> None:
-    """Wait until nothing is read any more, though commit intervals pass."""
-    before = None
-    while before != (before := (source.size, repr(pipeline))) or not source.size:
-        await anyio.sleep(0.05)
-
-
 def held_in_memory(pipeline: Pipeline) -> int:
-    """Add up what the open spans and the unsaved checkpoints really hold, of what may be much."""
+    """Return the actual size of the open spans and the unsaved checkpoints."""
     held = pipeline._settlement
     spans = [span for spans in held.acks._open.values() for span in spans]
     rejections = [each for part in (*spans, *held._unsaved) for each in part.rejections]
     tallies = [tally for part in (*spans, *held._unsaved) for tally in part.ledger]
     keys = sum(len(tally) * (250 if isinstance(tally, dict) else 60) for tally in tallies)
     chunks = {id(span.chunk): len(span.chunk.data) for span in spans if span.chunk is not None}
-    waiting = [event for events in pipeline._stages._packer._batcher._waiting.values() for event in events]
+    waiting = [event for events in pipeline._packer._batcher._waiting.values() for event in events]
     lines = sum(len(each.raw) for each in rejections) + sum(len(event.line) for event in waiting)
     return lines + keys + 250 * (len(rejections) + len(waiting)) + sum(chunks.values())
 
 
 async def assert_waits_within_the_budget(
     pipeline: Pipeline,
-    source: Records,
+    source: Source,
     release: Callable[[], None],
     *,
     is_obstructed: Callable[[], object] = lambda: True,
 ) -> Summary:
-    """
-    Run, wait until reading waits, look at what is held, and let it end.
-
-    Args:
-        is_obstructed: Whether what holds up the run has happened.
-    """
-    async with running(pipeline, limit_s=60) as summaries:
-        while not is_obstructed() or pipeline._settlement.held_bytes <= BUDGET // 2:
-            await anyio.sleep(0.01)  # for ever, if reading waits for another reason
+    """Run until reading waits, check the memory held, and let the run end."""
+    async with running(pipeline, limit_s=60) as run:
+        # Never true if reading waits for another reason.
+        await until(lambda: is_obstructed() and pipeline._settlement.held_bytes > BUDGET // 2, limit_s=60)
         await until_it_rests(pipeline, source)
         assert not source.is_exhausted, "reading did not wait"
         assert held_in_memory(pipeline) <= pipeline._settlement.held_bytes + RECORDS_PER_CHUNK * 400 * 4
-        assert pipeline._settlement.held_bytes <= BUDGET + RECORDS_PER_CHUNK * 1200, "more than a span too much"
+        assert pipeline._settlement.held_bytes <= BUDGET + RECORDS_PER_CHUNK * 1200, (
+            "the budget is exceeded by more than one span"
+        )
         release()
-    return summaries[0]
+    return run.summary
 
 
 @pytest.mark.parametrize("record", [refused, sparse, repeated])
-async def test_what_is_settled_behind_an_unanswered_batch_is_bounded_in_bytes(
+async def test_records_settled_after_an_unanswered_batch_are_bounded_in_bytes(
     make: Any, store: Store, record: Callable[[int], bytes]
 ):
     never = anyio.Event()
-    source = Records(record)
+    source = records(record)
     pipeline = make(source, [never], [])
     summary = await assert_waits_within_the_budget(pipeline, source, never.set)
     assert (summary.outcome, summary.pending) == ("finished", 0)
@@ -137,14 +130,18 @@ async def test_what_is_settled_behind_an_unanswered_batch_is_bounded_in_bytes(
     assert pipeline._settlement.held_bytes == 0
 
 
-async def test_what_cannot_be_saved_is_bounded_in_bytes_even_while_saves_go_on_failing_late(make: Any, store: Store):
-    """The store refuses only once much has come: what was read by then is what there was room for."""
+async def test_unsaved_records_are_bounded_in_bytes_while_saves_fail_late(make: Any, store: Store):
+    """The store refuses only after much was read: up to the budget."""
 
     class Unwritable:
         is_open = False
 
         def save(self, checkpoints: Any, now_s: float) -> Any:
             if not self.is_open:
+                # Reading waits from the first failure on, so it must not come early, however slow this machine is.
+                deadline = time.monotonic() + 60
+                while pipeline._settlement.held_bytes <= BUDGET // 2 and time.monotonic() < deadline:
+                    time.sleep(0.001)
                 raise StateUnwritableError("no room")
             return store.save(checkpoints, now_s)
 
@@ -158,8 +155,8 @@ async def test_what_cannot_be_saved_is_bounded_in_bytes_even_while_saves_go_on_f
             self.is_open = True
 
     store_ = Unwritable()
-    source = Records(refused)
-    pipeline = make(source, [], store_=store_, interval_s=0.05)
+    source = records(refused)
+    pipeline = make(source, [], store_=store_)
     summary = await assert_waits_within_the_budget(
         pipeline, source, store_.open, is_obstructed=lambda: pipeline._settlement.obstacle.reason
     )
@@ -167,48 +164,43 @@ async def test_what_cannot_be_saved_is_bounded_in_bytes_even_while_saves_go_on_f
     assert store.totals().dead_lettered == (CHUNKS - GOOD_CHUNKS) * RECORDS_PER_CHUNK
 
 
-async def test_records_that_fill_the_budget_alone_pass_one_by_one(make: Any, store: Store, monkeypatch: Any):
-    """No span fits, and still each is read once the one before it is saved."""
-    source = Records(refused, chunks=20)
+async def test_records_larger_than_the_budget_are_shipped_one_by_one(make: Any, store: Store, monkeypatch: Any):
+    """No span fits, but each is read once the previous one is saved."""
+    source = records(refused, chunks=20)
     pipeline = make(source, [])
     monkeypatch.setattr(settlement, "MAX_HELD_BYTES", 1)
-    with anyio.fail_after(60):
-        summary: Summary = await pipeline.run()
-    assert (summary.outcome, summary.read, summary.pending) == ("finished", 20 * RECORDS_PER_CHUNK, 0)
+    async with running(pipeline, limit_s=60) as run:
+        pass
+    assert (run.summary.outcome, run.summary.read, run.summary.pending) == ("finished", 20 * RECORDS_PER_CHUNK, 0)
 
 
-async def test_a_chunk_of_which_one_record_waits_counts_as_a_whole(make: Any, store: Store):
-    """All others of it are duplicates; without a limit, a batch of 100 would hold 100 chunks."""
+async def test_a_chunk_with_one_waiting_record_counts_as_a_whole(make: Any, store: Store):
+    """All other records are duplicates; without a limit, a batch of 100 would hold 100 chunks."""
     never = anyio.Event()
-
-    class Mixed(Records):
-        def __init__(self) -> None:
-            super().__init__(lambda number: good(number) if number % RECORDS_PER_CHUNK == 0 else repeated(number))
-
-    source = Mixed()
+    source = records(lambda number: good(number) if number % RECORDS_PER_CHUNK == 0 else repeated(number))
     pipeline = make(source, [never])
     summary = await assert_waits_within_the_budget(pipeline, source, never.set)
     assert (summary.outcome, summary.pending) == ("finished", 0)
     assert summary.accepted == GOOD_CHUNKS * RECORDS_PER_CHUNK + CHUNKS - GOOD_CHUNKS
 
 
-async def test_much_that_is_settled_is_saved_before_the_interval_has_passed(
+async def test_many_settled_records_are_saved_before_the_interval_has_passed(
     make: Any, store: Store, monkeypatch: pytest.MonkeyPatch
 ):
-    """An interval longer than the run: but for the saves that much asks for, there would be the last one alone."""
-    monkeypatch.setattr(settlement, "run_sync", at_once)  # a busy event loop would leave a thread few saves
-    source = Records(sparse)
+    """With an interval longer than the run, there would be only the last save otherwise."""
+    monkeypatch.setattr(settlement, "run_sync", at_once)  # a busy event loop would delay saves in a thread
+    source = records(sparse)
     pipeline = make(source, [], interval_s=60.0)
     monkeypatch.setattr(settlement, "MAX_HELD_BYTES", 1 << 30)
-    monkeypatch.setattr(settlement, "_SAVED_TOGETHER", 1000)
-    with anyio.fail_after(60):
-        summary: Summary = await pipeline.run()
-    assert summary.accepted == CHUNKS * RECORDS_PER_CHUNK
+    monkeypatch.setattr(settlement, "_EARLY_SAVE_ENTRIES", 1000)
+    async with running(pipeline, limit_s=60) as run:
+        pass
+    assert run.summary.accepted == CHUNKS * RECORDS_PER_CHUNK
     assert pipeline._settlement.commits > 3
-    assert sum(row.accepted for row in read_ledger(store._path.parent)) == summary.accepted
+    assert sum(row.accepted for row in read_ledger(store._path.parent)) == run.summary.accepted
 
 
-def test_an_estimate_is_no_less_than_what_is_measured():
+def test_an_estimate_is_not_less_than_the_measured_size():
     import tracemalloc
 
     from shipper.model.records import Rejection, Span
@@ -240,5 +232,5 @@ def test_an_estimate_is_no_less_than_what_is_measured():
     spans = [span(number) for number in range(20)]
     measured, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    estimated = sum(map(weight, spans))
+    estimated = sum(map(estimate_bytes, spans))
     assert 0.7 * estimated < measured < 1.05 * estimated

@@ -1,4 +1,4 @@
-"""The sandbox keeps its OpenAPI document: schemathesis asks it, over a real socket, whatever the document allows."""
+"""The sandbox conforms to its OpenAPI document: schemathesis sends it all kinds of requests over a real socket."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shipper.sandbox.options import AnswerShape, CallLimit, Figures, Rejection, 
 from shipper.sandbox.server import SandboxThread
 from tests.conftest import SEED
 
-if TYPE_CHECKING:  # it takes a fifth of a second, which every process that collects tests would spend
+if TYPE_CHECKING:  # importing it would cost every process that collects tests a fifth of a second
     from schemathesis import Case, Response
     from schemathesis.config import SchemathesisConfig
     from schemathesis.engine import events
@@ -35,7 +35,7 @@ RUN = {
     "ignored_auth",
 }
 LEFT_OUT = {
-    "unsupported_method",  # the gateway answers 404 where 405 is usual, on purpose: it knows operations, not resources
+    "unsupported_method",  # the gateway intentionally answers 404 instead of 405: it knows operations, not resources
     "allow_header_conformance",  # belongs to 405
     # Nothing can be created and then read, changed or deleted through the two operations.
     "use_after_free",
@@ -53,7 +53,7 @@ OTHER_ANSWERS = {
 
 
 class Exchange(NamedTuple):
-    """One request of the run and its answer."""
+    """A request of the run and its answer."""
 
     case: Case
     response: Response
@@ -61,10 +61,10 @@ class Exchange(NamedTuple):
 
 class Run(NamedTuple):
     """
-    What schemathesis did.
+    The result of a schemathesis run.
 
     Attributes:
-        failures: One text for each check that failed, and for each error of schemathesis itself.
+        failures: A text for each failed check, and for each error of schemathesis itself.
     """
 
     exchanges: list[Exchange]
@@ -76,11 +76,11 @@ class Run(NamedTuple):
 
 def drive(sandbox: SandboxThread, *, examples: int, is_thorough: bool = False) -> Run:
     """
-    Let schemathesis loose on a sandbox.
+    Run schemathesis on a sandbox.
 
     Args:
-        examples: Random requests to each operation.
-        is_thorough: Also try each bound and each violation of every keyword in the document.
+        examples: Number of random requests to each operation.
+        is_thorough: Whether to also try each bound and each violation of every keyword.
     """
     import schemathesis
     from schemathesis.engine import from_schema
@@ -100,10 +100,10 @@ def drive(sandbox: SandboxThread, *, examples: int, is_thorough: bool = False) -
 
 def without_formats(node: Any) -> Any:
     """
-    Drop every format that a pattern beside it implies.
+    Remove every format that is implied by a pattern.
 
-    Schemathesis would look for strings that fit the pattern and break the format; there are none, and the search is
-    nine tenths of its run.
+    Schemathesis would search for strings that match the pattern and not the format; there are none, and the search
+    would take nine tenths of its run.
     """
     if isinstance(node, dict):
         implied = {"format"} if "pattern" in node else set()
@@ -124,7 +124,7 @@ def configuration(sandbox: SandboxThread, examples: int, is_thorough: bool) -> S
                     "SubscriptionKey": {"api_key": sandbox.subscription_key},
                 }
             },
-            # OpenAPI has no way to ask for this header on a request without a body.
+            # OpenAPI cannot require this header for a request without a body.
             "operations": [{"include-method": "GET", "headers": {"Content-Type": "application/json"}}],
             "generation": {"max-examples": examples, "database": "none"},
             "phases": {"coverage": {"enabled": is_thorough}, "stateful": {"enabled": False}},
@@ -135,7 +135,7 @@ def configuration(sandbox: SandboxThread, examples: int, is_thorough: bool) -> S
 
 
 def as_whole_numbers(context: object, body: Any) -> Any:
-    """Write 7.0 as 7: JSON Schema takes both for an integer, the sandbox only the second."""
+    """Write 7.0 as 7: both are integers in JSON Schema, only the latter in the sandbox."""
     if isinstance(body, dict):
         return {name: as_whole_numbers(context, value) for name, value in body.items()}
     if isinstance(body, list):
@@ -144,7 +144,7 @@ def as_whole_numbers(context: object, body: Any) -> Any:
 
 
 def in_order(context: object, path_parameters: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Let the range begin before it ends, which a schema cannot ask for."""
+    """Make the range start before it ends, which a schema cannot require."""
     match path_parameters:
         case {"start_date": str(start), "end_date": str(end)}:
             return {**path_parameters, "start_date": min(start, end), "end_date": max(start, end)}
@@ -152,7 +152,7 @@ def in_order(context: object, path_parameters: dict[str, Any] | None) -> dict[st
 
 
 def failures_of(event: events.EngineEvent) -> Iterator[str]:
-    """Yield what went wrong; a skipped operation counts as well."""
+    """Yield the failures; a skipped operation counts as one."""
     from schemathesis.engine import Status, events
 
     if isinstance(event, events.NonFatalError):
@@ -180,7 +180,7 @@ def _no_proxy() -> Iterator[None]:
 
 
 def thorough_run() -> Run:
-    """Drive a sandbox whose status tells what schemathesis, too, knows of a batch: whether all of it is valid."""
+    """Test a sandbox whose status tells whether a whole batch is valid, which schemathesis also knows."""
     options = SandboxOptions(port=0, rejection=Rejection.WHOLE, figures=Figures.SEEDED)
     with SandboxThread(options, clock=lambda: NOW) as sandbox:
         run = drive(sandbox, examples=10, is_thorough=True)
@@ -191,7 +191,7 @@ def thorough_run() -> Run:
 
 
 @pytest.mark.long
-def test_every_check_of_schemathesis_is_run_or_left_out_for_a_reason():
+def test_every_check_of_schemathesis_is_run_or_excluded_for_a_reason():
     from schemathesis.checks import CHECKS, load_all_checks
 
     load_all_checks()
@@ -200,7 +200,7 @@ def test_every_check_of_schemathesis_is_run_or_left_out_for_a_reason():
 
 
 @pytest.mark.long
-def test_sandbox_keeps_its_document_in_whatever_form_it_answers():
+def test_sandbox_conforms_to_its_document_in_every_answer_shape():
     run = thorough_run()
     assert not run.failures, "\n".join(run.failures)
     intake, report = run.statuses("POST"), run.statuses("GET")
@@ -210,7 +210,7 @@ def test_sandbox_keeps_its_document_in_whatever_form_it_answers():
     assert report[200] > 2
     assert {400, 401, 404} <= report.keys()
 
-    # All in one test, since the run is dear and there would be one in each of the processes that share out the tests.
+    # All in one test, because the run is expensive and would be repeated in each test process.
     posted = [each for each in run.exchanges if has_reached_the_intake(each)]
     refused = [each for each in posted if each.response.status_code == 400]
     some = [each for each in posted if each.response.status_code == 202] + refused[::8]
@@ -219,7 +219,7 @@ def test_sandbox_keeps_its_document_in_whatever_form_it_answers():
 
 
 def check_other_answers(posted: list[Exchange], shape: AnswerShape, status: int) -> None:
-    """Send the same batches to a sandbox that answers in another form: it must be documented, too."""
+    """Send the same batches to a sandbox with another answer shape, which must also be documented."""
     from schemathesis.specs.openapi import checks
 
     conformance = [
@@ -258,7 +258,7 @@ def test_limits_are_answered_as_documented(limit, status, form):
 
 
 @pytest.mark.long
-def test_an_answer_that_is_not_documented_is_noticed():
+def test_an_undocumented_answer_is_detected():
     script = FaultScript(fault=[StatusFault(status=418, operation="any", requests="3-")])
     with SandboxThread(script=script, clock=lambda: NOW) as sandbox:
         run = drive(sandbox, examples=6)
@@ -267,21 +267,21 @@ def test_an_answer_that_is_not_documented_is_noticed():
 
 
 def has_reached_the_intake(exchange: Exchange) -> bool:
-    """Return whether the gateway let a batch pass; it looks at the body last."""
+    """Return whether a batch passed the gateway, which checks the body last."""
     headers = exchange.response.request.headers
     is_batch = (exchange.case.method, headers.get("Cache-Control")) == ("POST", "no-cache")
     return is_batch and exchange.response.status_code in {202, 400}
 
 
 def again(client: httpx.Client, exchange: Exchange) -> httpx.Response:
-    """Send the same bytes."""
+    """Send the same bytes again."""
     request = exchange.response.request
     headers = {name: value for name, value in request.headers.items() if name.lower() != "host"}
     return client.request(request.method, request.path_url, headers=headers, content=request.body)
 
 
 def is_refusal(answer: httpx.Response) -> bool:
-    """Return whether an answer accepts less than everything that was sent."""
+    """Return whether an answer accepts less than the whole batch."""
     if answer.is_error:
         return True
     document = answer.json() if answer.content else {}

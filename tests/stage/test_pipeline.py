@@ -1,39 +1,71 @@
-"""The stages together: order of settlement, saving, and the ladder of a stop."""
+"""The stages together: order of settlement, saving, the steps of a stop, and the summary."""
 
 from __future__ import annotations
 
+import json
 import signal
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
-from shipper.model.errors import StateError
-from shipper.model.records import Checkpoint
+from shipper.codec import new_window
+from shipper.model.errors import StateError, StateUnwritableError
+from shipper.model.records import Checkpoint, Chunk, Span, Stream
 from shipper.pipeline import Pipeline, Summary, settlement
-from shipper.state.store import Saved
-from tests.fakes import ScriptedEndpoint
-from tests.stage.pipelines import NOW_S, Source, holds, pipeline_of, settings, signals_from
-from tests.unit.test_codec import line
+from shipper.pipeline import pipeline as pipeline_module
+from shipper.pipeline.settlement import Settlement
+from shipper.sources.identity import StreamIndex
+from shipper.sources.once import FilesOnce
+from shipper.state.store import SaveResult, Store
+from shipper.system.native import NATIVE
+from tests.cases import each
+from tests.fakes import ScriptedEndpoint, answer
+from tests.servers import ACCEPTED, Origin, close
+from tests.stage.pipelines import (
+    NOW_S,
+    Source,
+    accounted_store,
+    add_up,
+    good,
+    pipeline_of,
+    running,
+    running_until_cancelled,
+    settings,
+    until,
+    until_it_rests,
+)
+
+OPEN_SPANS = 512
+SPAN_BYTES = 2048 + (80 if NATIVE else 320)  # one record, so one ledger key
+
+
+def lines(count: int) -> list[bytes]:
+    return [good(number) for number in range(count)]
 
 
 class MemoryStore:
-    """Remembers what it was given to save; fails as often as it is told to."""
+    """Records what is saved; fails a number of times."""
 
     def __init__(self, failures: int = 0) -> None:
         self.failures = failures
         self.saves: list[list[Checkpoint]] = []
         self.refused: list[list[Checkpoint]] = []
 
-    def save(self, checkpoints: Sequence[Checkpoint], now_s: float) -> Saved:
+    def save(self, checkpoints: Sequence[Checkpoint], now_s: float) -> SaveResult:
         assert now_s == NOW_S
         if self.failures:
             self.failures -= 1
             self.refused.append(list(checkpoints))
             raise StateError("the disk is on fire")
         self.saves.append(list(checkpoints))
-        return Saved(list(checkpoints), [])
+        return SaveResult(list(checkpoints), [])
 
     def accepted_ids(self) -> Sequence[bytes]:
         return []
@@ -42,146 +74,278 @@ class MemoryStore:
         return max((checkpoint.end_offset for save in self.saves for checkpoint in save), default=0)
 
 
-class ListSource(Source):
-    """Sends lines, one chunk each; then ends, or waits for ever."""
-
-    def __init__(self, lines: Sequence[bytes], *, is_followed: bool = False) -> None:
-        super().__init__()
-        self.lines = lines
-        self.is_followed = is_followed
-
-    async def run(self, chunks_tx: Any) -> None:
-        for each in self.lines:
-            await self.send(chunks_tx, each + b"\n")
-        if self.is_followed:
-            await anyio.sleep_forever()
-        self.is_exhausted = True
-
-
-def lines(count: int) -> list[bytes]:
-    return [line(number, ConsumerID=number + 1) for number in range(count)]
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with accounted_store(tmp_path) as store:
+        yield store
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch):
+def make(monkeypatch: pytest.MonkeyPatch, store: Store):
     def make(
-        source: ListSource,
-        store: MemoryStore,
-        *scripts: Sequence[Any],
-        max_events: int = 1,
-        linger_s: float = 60.0,
-        drain_s: float = 25.0,
+        source: Source, *scripts: Sequence[Any], store: Any = store, is_one_shot: bool | None = None, **changes: Any
     ) -> Pipeline:
-        made = settings(
-            senders=len(scripts),
-            batch_max_events=max_events,
-            batch_linger_seconds=linger_s,
-            delivery_drain_timeout_seconds=drain_s,
-        )
-        endpoints = map(ScriptedEndpoint, scripts)
-        return pipeline_of(monkeypatch, made, source, store, endpoints, is_one_shot=not source.is_followed)
+        made = settings(senders=len(scripts), **{"batch_max_events": 1, **changes})
+        is_one_shot = not source.is_followed if is_one_shot is None else is_one_shot
+        return pipeline_of(monkeypatch, made, source, store, map(ScriptedEndpoint, scripts), is_one_shot=is_one_shot)
 
     return make
 
 
-async def test_a_later_success_does_not_move_the_checkpoint_over_an_earlier_open_batch(make: Any):
-    release = anyio.Event()
-    store = MemoryStore()
-    source = ListSource(lines(30))
-    pipeline = make(source, store, [release], [])
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as group:
-            group.start_soon(pipeline.run)
-            while pipeline.totals.accepted < 29:
-                await anyio.sleep(0.001)
-            await anyio.sleep(0.01)  # some commit intervals: were the rule broken, a save would have come by now
-            held_at = store.saved_up_to()
-            release.set()
-    assert held_at == 0, "the first batch was open"
-    assert store.saved_up_to() == sum(len(each) + 1 for each in source.lines)
-    assert source.stream.checkpoint == store.saved_up_to()
+# The order of settlement ----------------------------------------------------------------------------------------------
 
 
-async def test_what_could_not_be_saved_is_not_passed_by_a_later_save(make: Any):
+async def test_a_later_success_does_not_move_the_checkpoint_past_an_open_batch(make: Any):
+    release, store, source = anyio.Event(), MemoryStore(), Source(lines(30))
+    pipeline = make(source, [release], [], store=store)
+    async with running(pipeline):
+        await until(lambda: pipeline.totals.accepted == 29)
+        await anyio.sleep(0.01)  # some commit intervals, during which a save would happen if the rule were broken
+        held_at = store.saved_up_to()
+        release.set()
+    assert held_at == 0, "the checkpoint passed the open batch"
+    assert source.stream.checkpoint == store.saved_up_to() == source.size
+
+
+async def test_a_later_save_does_not_pass_a_failed_one(make: Any):
     store = MemoryStore(failures=1)
-    pipeline = make(ListSource([b"not json", *lines(50)], is_followed=True), store, [], linger_s=0)
+    pipeline = make(Source([b"not json\n", *lines(50)], is_followed=True), [], store=store, batch_linger_seconds=0)
     with anyio.fail_after(10), pytest.raises(ExceptionGroup) as caught:
         await pipeline.run()
     assert caught.group_contains(StateError)
     assert store.refused
-    first_saved = store.saves[0]
-    assert first_saved[: len(store.refused[0])] == store.refused[0]
+    assert store.saves[0][: len(store.refused[0])] == store.refused[0]
     saved_rules = [rejection.rule for save in store.saves for each in save for rejection in each.rejections]
     assert saved_rules == ["json"]
 
 
-async def test_linger_sends_a_batch_that_is_not_full(make: Any):
-    store = MemoryStore()
-    pipeline = make(ListSource(lines(1), is_followed=True), store, [], max_events=1000, linger_s=0.01)
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as group:
-            group.start_soon(pipeline.run)
-            while not pipeline.totals.accepted:
-                await anyio.sleep(0.001)
-            group.cancel_scope.cancel()
+async def test_a_partial_batch_is_sent_after_the_linger(make: Any):
+    pipeline = make(Source(lines(1), is_followed=True), [], batch_max_events=1000, batch_linger_seconds=0.01)
+    async with running_until_cancelled(pipeline):
+        await until(lambda: pipeline.totals.accepted)
 
 
-async def test_more_spans_without_events_than_may_be_held_do_not_stop_the_line(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-):
+async def test_an_oversized_line_is_a_dead_letter_between_its_neighbours(make: Any, store: Store):
+    class Oversized(Source):
+        async def run(self, chunks_tx: Any) -> None:
+            await self.send(chunks_tx, good(1))
+            end = self.size + 5_000_000
+            chunk = Chunk(stream=self.stream, start_offset=self.size, end_offset=end, data=b"", is_oversized=True)
+            await chunks_tx.send(chunk)
+            self.size = end
+            await self.send(chunks_tx, good(2))
+            self.is_exhausted = True
+
+    pipeline = make(Oversized(), [])
+    async with running(pipeline) as run:
+        pass
+    summary = run.summary
+    assert (summary.accepted, summary.dead_lettered, summary.exit_code(is_one_shot=True)) == (2, 1, 3)
+    assert pipeline.dead_letter_reasons == {"oversized": 1}
+    assert store.totals().dead_lettered == 1
+
+
+# Waiting for room -----------------------------------------------------------------------------------------------------
+
+
+async def test_many_spans_without_events_do_not_stop_the_pipeline(make: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(settlement, "MAX_HELD_BYTES", 400_000)
-    store = MemoryStore()
-    with anyio.fail_after(120):
-        summary = await make(ListSource([b"{}"] * 600), store, []).run()
-    assert (summary.read, summary.dead_lettered, summary.exit_code(is_one_shot=True)) == (600, 600, 3)
-    assert holds(summary)
+    async with running(make(Source([b"{}\n"] * 600), [], store=MemoryStore()), limit_s=120) as run:
+        pass
+    assert (run.summary.read, run.summary.dead_lettered, run.summary.exit_code(is_one_shot=True)) == (600, 600, 3)
+    assert add_up(run.summary)
+
+
+async def test_reading_waits_while_the_service_does_not_answer(make: Any):
+    source, never = Source(map(good, count())), anyio.Event()
+    pipeline = make(source, [never], [never])
+    async with running_until_cancelled(pipeline):
+        await until_it_rests(pipeline, source)
+    # Two batches at the senders, two queued, one at the packer, and two chunks queued before it.
+    assert source.sent <= 8
+    assert pipeline.totals.read == pipeline.totals.pending <= 6
+
+
+async def test_reading_waits_when_too_much_is_settled_after_an_open_batch(
+    make: Any, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(settlement, "MAX_HELD_BYTES", OPEN_SPANS * SPAN_BYTES)
+    source, release = Source(lines(OPEN_SPANS + 500)), anyio.Event()
+    pipeline = make(source, [release], [])
+    async with running(pipeline, limit_s=30):
+        await until(lambda: pipeline.totals.accepted >= OPEN_SPANS - 10)
+        await until_it_rests(pipeline, source)
+        assert OPEN_SPANS - 10 <= pipeline.totals.read <= OPEN_SPANS
+        assert store.streams.load("file") == [], "records after the first batch were saved"
+        release.set()
+    assert (pipeline.totals.accepted, pipeline.totals.pending) == (OPEN_SPANS + 500, 0)
+
+
+async def test_a_batch_is_filled_while_answers_to_others_make_room(make: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(settlement, "MAX_HELD_BYTES", 12 * SPAN_BYTES)
+    source, release = Source(lines(100)), anyio.Event()
+    pipeline = make(source, [release], batch_max_events=5)
+    async with running(pipeline, limit_s=30) as run:
+        await until_it_rests(pipeline, source)
+        assert 5 < pipeline.totals.read < 20, "there is room for all"
+        release.set()
+    assert (run.summary.accepted, run.summary.batches) == (100, 20)
+
+
+# The end --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ended_by", ["second signal", "deadline"])
-async def test_a_stop_that_cannot_drain_is_cut_off_and_accounted_for(make: Any, ended_by: str):
-    tx, rx = anyio.create_memory_object_stream[signal.Signals](2)
-    never = anyio.Event()
-    store = MemoryStore()
-    source = ListSource(lines(20), is_followed=True)
-    pipeline = make(source, store, [never], drain_s=3600 if ended_by == "second signal" else 0.05)
-    summaries: list[Summary] = []
-    with tx, rx, anyio.fail_after(10):
-        async with anyio.create_task_group() as group:
-
-            async def run() -> None:
-                summaries.append(await pipeline.run(signals_from(rx)))
-
-            group.start_soon(run)
-            while not pipeline.totals.pending:
-                await anyio.sleep(0.001)
-            tx.send_nowait(signal.SIGTERM)
-            if ended_by == "second signal":
-                tx.send_nowait(signal.SIGTERM)
-    (summary,) = summaries
+async def test_a_stop_that_cannot_drain_is_aborted_and_accounted_for(make: Any, ended_by: str):
+    store, drain_s = MemoryStore(), 3600 if ended_by == "second signal" else 0.05
+    source = Source(lines(20), is_followed=True)
+    pipeline = make(source, [anyio.Event()], store=store, delivery_drain_timeout_seconds=drain_s)
+    async with running(pipeline) as run:
+        await until(lambda: pipeline.totals.pending)
+        run.signal(signal.SIGTERM)
+        if ended_by == "second signal":
+            run.signal(signal.SIGTERM)
+    summary = run.summary
     assert (summary.outcome, summary.accepted, summary.exit_code(is_one_shot=False)) == ("aborted", 0, 4)
     assert summary.pending > 0
-    assert holds(summary)
+    assert add_up(summary)
     assert store.saved_up_to() == 0
 
 
-async def test_a_stop_that_can_drain_settles_what_was_read(make: Any):
-    tx, rx = anyio.create_memory_object_stream[signal.Signals](2)
-    store = MemoryStore()
-    source = ListSource(lines(20), is_followed=True)
-    pipeline = make(source, store, [], max_events=7)
-    summaries: list[Summary] = []
-    with tx, rx, anyio.fail_after(10):
-        async with anyio.create_task_group() as group:
-
-            async def run() -> None:
-                summaries.append(await pipeline.run(signals_from(rx)))
-
-            group.start_soon(run)
-            while pipeline.totals.read < 20:
-                await anyio.sleep(0.001)
-            tx.send_nowait(signal.SIGTERM)
-    (summary,) = summaries
+async def test_a_stop_that_can_drain_settles_all_read_records(make: Any):
+    store, source = MemoryStore(), Source(lines(20), is_followed=True)
+    pipeline = make(source, [], store=store, batch_max_events=7)
+    async with running(pipeline) as run:
+        await until(lambda: pipeline.totals.read == 20)
+        run.signal(signal.SIGTERM)
+    summary = run.summary
     assert (summary.outcome, summary.accepted, summary.pending) == ("drained", 20, 0)
-    assert summary.exit_code(is_one_shot=False) == 0
-    assert summary.exit_code(is_one_shot=True) == 4
-    assert store.saved_up_to() == sum(len(each) + 1 for each in source.lines)
+    assert (summary.exit_code(is_one_shot=False), summary.exit_code(is_one_shot=True)) == (0, 4)
+    assert store.saved_up_to() == source.size
+
+
+async def test_a_run_that_gives_up_reports_it_and_saves_settled_records(make: Any, store: Store):
+    answers = [*[answer(202)] * 2, *[answer(503)] * 100_000]
+    pipeline = make(Source(lines(300)), answers, batch_max_events=10, delivery_give_up_after_seconds=0.05)
+    async with running(pipeline) as run:
+        pass
+    summary = run.summary
+    assert (summary.outcome, summary.accepted, summary.exit_code(is_one_shot=True)) == ("gave_up", 20, 4)
+    assert "503" in summary.message
+    assert add_up(summary)
+    assert store.totals().accepted == 20
+    delivered = sum(map(len, lines(20)))
+    assert [stream.checkpoint for stream in store.streams.load("file")] == [delivered]
+
+
+async def test_a_run_that_follows_its_input_never_gives_up(make: Any):
+    changes = {"batch_max_events": 10, "delivery_give_up_after_seconds": 0.001}
+    async with running(make(Source(lines(20)), [answer(503)] * 60, is_one_shot=False, **changes)) as run:
+        pass
+    assert (run.summary.outcome, run.summary.accepted, run.summary.retries) == ("finished", 20, 60)
+
+
+async def test_a_cancelled_run_saves_settled_records(make: Any, store: Store):
+    pipeline = make(Source(lines(50)), [*[answer(202)] * 3, anyio.Event()], batch_max_events=10)
+    async with running_until_cancelled(pipeline):
+        while pipeline.totals.accepted < 30:
+            await anyio.lowlevel.checkpoint()
+    assert store.totals().accepted == 30
+
+
+async def test_a_stop_does_not_hang_on_a_hung_disk(make: Any, store: Store, monkeypatch: pytest.MonkeyPatch):
+    """Unsaved records are not counted, and no second save is attempted."""
+    monkeypatch.setattr(pipeline_module, "_LAST_SAVE_LIMIT_S", 0.1)
+    has_begun, answers = threading.Event(), threading.Event()
+    saves: list[int] = []
+
+    def save(*_: Any) -> Any:
+        saves.append(1)
+        has_begun.set()
+        assert answers.wait(20)
+        raise StateUnwritableError("too late")
+
+    monkeypatch.setattr(store, "save", save)
+    pipeline = make(Source(lines(50)), [answer(202)] * 5, batch_max_events=10)
+    try:
+        with pytest.raises(ExceptionGroup) as caught:
+            async with running(pipeline):
+                await until(has_begun.is_set)
+                pipeline.abort(cause="a second signal")
+    finally:
+        answers.set()
+    assert caught.group_contains(StateError, match="its disk does not respond")
+    assert len(saves) == 1
+
+
+async def test_a_pause_ends_with_the_last_stream_that_could_not_be_saved(store: Store, monkeypatch: pytest.MonkeyPatch):
+    """Streams given to another process are never saved here, so no save would show that there is room again."""
+
+    def save(*_: Any) -> Any:
+        raise StateUnwritableError("too late")
+
+    monkeypatch.setattr(store, "save", save)
+    kept = Settlement(
+        store,
+        settings().state,
+        window=new_window(0),
+        on_saved=lambda saved: anyio.lowlevel.checkpoint(),
+        give_up_after_s=None,
+        wall_time=lambda: NOW_S,
+    )
+    streams = [Stream(stream_id=number, kind="kafka", path="t/0") for number in (1, 2)]
+    for stream in streams:
+        span = Span(stream=stream, start_offset=0, end_offset=9, tail=b"", records=1, unsettled=0, duplicates=1)
+        kept.open(span, 0.0)
+    await kept.save()
+    await kept.abandon(streams[:1])
+    assert (kept.obstacle.reason, kept.has_room) == ("state_unwritable", False)
+    await kept.abandon(streams[1:])
+    assert (kept.obstacle.reason, kept.has_room) == ("", True)
+
+
+@each(
+    ("changes", "one_shot", "followed"),
+    [
+        ({"outcome": "finished"}, 0, 0),
+        ({"outcome": "finished", "dead_lettered": 1}, 3, 0),
+        ({"outcome": "finished", "pending": 1}, 4, 4),
+        ({"outcome": "finished", "pending": 1, "dead_lettered": 1}, 4, 4),
+        ({"outcome": "drained"}, 4, 0),
+        ({"outcome": "drained", "dead_lettered": 1}, 4, 0),
+        ({"outcome": "aborted"}, 4, 4),
+        ({"outcome": "gave_up", "pending": 7}, 4, 4),
+    ],
+)
+def test_the_exit_code_tells_whether_work_is_left(changes: dict[str, Any], one_shot: int, followed: int):
+    summary = Summary(batches=0, requests=0, retries=0, seconds=0.0, **changes)
+    assert (summary.exit_code(is_one_shot=True), summary.exit_code(is_one_shot=False)) == (one_shot, followed)
+
+
+# With a socket, files and the disk ------------------------------------------------------------------------------------
+
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
+
+
+async def test_files_are_delivered_through_a_socket_despite_initial_faults(tmp_path: Path, store: Store):
+    paths = [tmp_path / "a.log", tmp_path / "b.log"]
+    paths[0].write_bytes(b"".join(lines(150)))
+    paths[1].write_bytes(b"".join(lines(400)[150:]))
+    index = StreamIndex([], count(1).__next__, max_record_bytes=2000)
+    with Origin(BUSY, close, BUSY, close, ACCEPTED) as server:
+        pipeline = Pipeline(
+            settings(server.url, senders=3, batch_max_bytes=9000),
+            FilesOnce(paths, index, store.streams, wall_time=lambda: 1.0),
+            store,
+            is_one_shot=True,
+            wall_time=lambda: NOW_S,
+            rng=Random(1),
+        )
+        summary = await pipeline.run()
+    assert (summary.outcome, summary.accepted, summary.pending) == ("finished", 400, 0)
+    bodies = [request.partition(b"\r\n\r\n")[2] for request in server.requests]
+    assert max(map(len, bodies)) <= 9000
+    sent = {event["ConsumerID"] for body in bodies for event in json.loads(body)["events"]}
+    assert len(sent) == 400
+    assert sum(len(json.loads(body)["events"]) for body in set(bodies)) == 400, "a batch was changed before the retry"
+    assert [stream.checkpoint for stream in store.streams.load("file")] == [path.stat().st_size for path in paths]

@@ -1,4 +1,4 @@
-"""The whole pipeline through twenty minutes without a service, in virtual time: reading waits, and nothing is lost."""
+"""The whole pipeline during an outage of twenty minutes in virtual time: reading waits, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from shipper.config.secrets import LiteralSecret
 from shipper.config.settings import BatchSettings, DeliverySettings, EndpointSettings, Settings, StateSettings
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.model.records import Chunk, Stream
-from shipper.pipeline import Pipeline, Summary
+from shipper.pipeline import Pipeline
 from shipper.state.store import Store
 from tests.fakes import answer
-from tests.stage.pipelines import NOW_S, Source, at_once, signals_from
+from tests.stage.pipelines import NOW_S, Source, accounted_store, at_once, running
 from tests.stage.service_model import Reply, Request, ServiceModel, _Endpoint, event_id, in_virtual_time
 
 RATE = 2_000
@@ -30,7 +30,7 @@ GONE_AT, BACK_AT = 1.0, 1_201.0
 
 
 def line(number: int) -> bytes:
-    """Make a good record; all are of one length."""
+    """Return a valid record; all have the same length."""
     return (
         b'{"EventId":"%b","IP":"192.0.2.1","Timestamp":"2026-11-20T12:30:00Z","BTag":"660123_%032x","ConsumerID":%d,'
         b'"ConsumerCountry":"GB","ConsumerCurrencyID":"GBP","Username":"quiet_heron","BrandID":7,'
@@ -42,12 +42,7 @@ LINE_BYTES = len(line(0))
 
 
 class GrowingFile(Source):
-    """
-    A source to which `RATE` records a second are written, until there are `RECORDS`.
-
-    Attributes:
-        sent: How many of them the pipeline has taken.
-    """
+    """A source that grows by `RATE` records per second up to `RECORDS`; `sent` counts records."""
 
     def __init__(self, stream: Stream) -> None:
         super().__init__()
@@ -57,7 +52,7 @@ class GrowingFile(Source):
     async def run(self, chunks_tx: Any) -> None:
         while self.sent < RECORDS:
             end = min(self.sent + CHUNK, RECORDS)
-            await anyio.sleep_until(end / RATE)  # it is written by then
+            await anyio.sleep_until(end / RATE)  # when it is written
             data = b"".join(map(line, range(self.sent, end)))
             await chunks_tx.send(
                 Chunk(stream=self.stream, start_offset=self.sent * LINE_BYTES, end_offset=end * LINE_BYTES, data=data)
@@ -68,10 +63,10 @@ class GrowingFile(Source):
 
 class Outage:
     """
-    A service that is away for twenty minutes, and the pipeline before it.
+    A service with an outage of twenty minutes, and its pipeline.
 
     Attributes:
-        most_unsettled: Records that the pipeline held at the same time, at most.
+        most_unsettled: Maximum number of records held by the pipeline.
     """
 
     def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch, reply: Reply, **delivery: Any) -> None:
@@ -84,15 +79,15 @@ class Outage:
             ),
             batch=BatchSettings(max_events=BATCH),
             delivery=DeliverySettings(**delivery),
-            state=StateSettings(commit_interval_seconds=10),  # half a second would be most of the work
+            state=StateSettings(commit_interval_seconds=10),  # checks every half second would be most of the work
         )
         self.most_unsettled = 0
         monkeypatch.setattr("shipper.pipeline.settlement.run_sync", at_once)
-        monkeypatch.setattr("shipper.pipeline.stages.Endpoint", lambda *_, **__: _Endpoint(self.service, 0))
+        monkeypatch.setattr("shipper.pipeline.senders.Endpoint", lambda *_, **__: _Endpoint(self.service, 0))
 
     def begin(self) -> Pipeline:
-        """Make a pipeline that goes on where the state says."""
-        (stream,) = self.store.streams.known("file") or [Stream(stream_id=1, kind="file", path="x")]
+        """Create a pipeline that resumes at the saved state."""
+        (stream,) = self.store.streams.load("file") or [Stream(stream_id=1, kind="file", path="x")]
         self.source = GrowingFile(stream)
         self.pipeline = Pipeline(
             self.settings,
@@ -111,9 +106,8 @@ class Outage:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path)
-    yield store
-    store.close()
+    with accounted_store(tmp_path) as store:
+        yield store
 
 
 @pytest.mark.parametrize(
@@ -125,7 +119,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         ),
     ],
 )
-def test_twenty_minutes_without_the_service_cost_no_memory_few_requests_and_no_record(
+def test_an_outage_of_twenty_minutes_costs_no_memory_few_requests_and_no_record(
     store: Store, monkeypatch: pytest.MonkeyPatch, reply: Reply, senders: dict[str, Any]
 ):
     outage = Outage(store, monkeypatch, reply, **senders)
@@ -143,21 +137,21 @@ def test_twenty_minutes_without_the_service_cost_no_memory_few_requests_and_no_r
         assert (summary.outcome, summary.accepted, summary.pending) == ("finished", RECORDS, 0)
 
     in_virtual_time(main)
-    # In the senders' hands, before them, in the packer's hands; then chunks, before it and in the source's hands.
+    # Batches at the senders, queued and at the packer; then chunks, queued before it and at the source.
     count = outage.settings.delivery.senders
     assert outage.most_unsettled <= (count + 8 + 2) * BATCH + 4 * CHUNK
     assert sent[0] == sent[1] < RECORDS, "reading did not wait"
 
     probes = outage.service.requests_between(GONE_AT + 10, BACK_AT)
-    assert 240 < len(probes) < 830, "one in 2.5 seconds, on the average"
+    assert 240 < len(probes) < 830, "not one request per 2.5 s on average"
     assert {probe.in_flight for probe in probes} == {1}
 
     assert set(outage.service.stored.values()) == {1}
     assert len(outage.service.stored) == store.totals().accepted == RECORDS
-    assert outage.service.requests[-1].at < BACK_AT + 60, "it has caught up within a minute"
+    assert outage.service.requests[-1].at < BACK_AT + 60, "the backlog was not delivered within a minute"
 
 
-def test_a_wait_of_minutes_is_kept_by_the_whole_pipeline(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_the_whole_pipeline_observes_a_requested_wait_of_minutes(store: Store, monkeypatch: pytest.MonkeyPatch):
     outage = Outage(store, monkeypatch, answer(429, "200"), concurrency=8)
 
     async def main() -> None:
@@ -176,26 +170,17 @@ def test_a_stop_in_the_middle_of_the_outage_ends_in_time_and_the_next_start_lose
     stopped_at = GONE_AT + 600
 
     async def main() -> None:
-        tx, rx = anyio.create_memory_object_stream[signal.Signals](1)
-        summaries: list[Summary] = []
-        with tx, rx:
-            async with anyio.create_task_group() as group:
-
-                async def run() -> None:
-                    summaries.append(await outage.begin().run(signals_from(rx)))
-
-                group.start_soon(run)
-                await anyio.sleep_until(stopped_at)
-                tx.send_nowait(signal.SIGTERM)
+        async with running(outage.begin(), limit_s=stopped_at + 30) as run:
+            await anyio.sleep_until(stopped_at)
+            run.signal(signal.SIGTERM)
         assert anyio.current_time() < stopped_at + 30
-        (summary,) = summaries
-        assert (summary.outcome, summary.exit_code(is_one_shot=False)) == ("aborted", 4)
-        assert summary.read == summary.accepted + summary.pending
+        assert (run.summary.outcome, run.summary.exit_code(is_one_shot=False)) == ("aborted", 4)
+        assert run.summary.read == run.summary.accepted + run.summary.pending
         assert 0 < store.totals().accepted < RECORDS
         assert (await outage.begin().run()).outcome == "finished"
 
     in_virtual_time(main)
     assert store.totals().accepted == len(outage.service.stored) == RECORDS
     hurried = outage.service.requests_between(stopped_at, stopped_at + 25)
-    assert 10 < len(hurried) < 200, "it tries more often, but one at a time"
+    assert 10 < len(hurried) < 200, "requests were not sent one at a time"
     assert {request.in_flight for request in hurried} == {1}

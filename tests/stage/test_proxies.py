@@ -1,4 +1,4 @@
-"""Proxies: what they see, what they are not told, and how their trouble is named; on all event loops."""
+"""Proxies: what they see and do not see, and their errors; on all event loops."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ import trustme
 from shipper.config.secrets import SecretReference
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.model.errors import ConfigError
-from tests.stage.certificates import asking, context_of, demanding
-from tests.stage.endpoints import ACCESS, PASSWORD, USER, Names, endpoint, failure, post
-from tests.stage.loops import Run
-from tests.stage.servers import (
+from tests.servers import (
     ACCEPTED,
     Door,
     Greeter,
@@ -29,6 +26,9 @@ from tests.stage.servers import (
     close,
     origin_with,
 )
+from tests.stage.certificates import asking, context_of, demanding
+from tests.stage.endpoints import ACCESS, PASSWORD, USER, Names, endpoint, failure, post
+from tests.stage.loops import Run
 
 
 def is_clean(text: str) -> bool:
@@ -37,7 +37,7 @@ def is_clean(text: str) -> bool:
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
 @pytest.mark.parametrize("is_proxy_tls", [False, True], ids=["http proxy", "https proxy"])
-def test_a_proxy_is_used_and_its_password_does_not_get_beyond_it(
+def test_a_proxy_is_used_and_its_password_is_not_passed_on(
     run: Run,
     ca: Path,
     server_context: ssl.SSLContext,
@@ -77,7 +77,7 @@ def test_a_proxy_is_used_and_its_password_does_not_get_beyond_it(
 
 
 @pytest.mark.parametrize("is_service_plain", [False, True], ids=["https", "http"])
-def test_a_proxy_that_asks_for_a_certificate_is_not_shown_the_one_for_the_service(
+def test_a_proxy_does_not_get_the_client_certificate_for_the_service(
     run: Run, authority: trustme.CA, ca: Path, client: SimpleNamespace, is_service_plain: bool
 ):
     async def main() -> None:
@@ -93,7 +93,7 @@ def test_a_proxy_that_asks_for_a_certificate_is_not_shown_the_one_for_the_servic
     assert origin.clients == ([] if is_service_plain else ["the-client"])
 
 
-async def test_the_password_of_a_proxy_is_read_from_where_it_is_kept(monkeypatch: pytest.MonkeyPatch):
+async def test_the_password_of_a_proxy_is_read_from_its_source(monkeypatch: pytest.MonkeyPatch):
     secret = SecretReference(env="PROXY_PASSWORD")
     with Origin() as origin, Proxy(user="a", password="b") as proxy:
         with pytest.raises(ConfigError, match=r"^intake\.proxy_password: environment variable PROXY_PASSWORD"):
@@ -106,7 +106,7 @@ async def test_the_password_of_a_proxy_is_read_from_where_it_is_kept(monkeypatch
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
 @pytest.mark.parametrize("access", [{}, ACCESS], ids=["no password", "wrong password"])
-def test_a_proxy_that_asks_for_another_password_has_not_passed_on_anything(
+def test_a_proxy_that_refuses_the_password_has_passed_nothing_on(
     run: Run,
     ca: Path,
     server_context: ssl.SSLContext,
@@ -119,7 +119,7 @@ def test_a_proxy_that_asks_for_another_password_has_not_passed_on_anything(
             for _ in range(2):
                 error = await failure(used)
                 assert (error.cause, error.is_tls, error.is_stale, error.was_sent) == ("proxy", False, False, False)
-                assert f"the proxy {proxy.url} asks for" in str(error)
+                assert f"the proxy {proxy.url} requires" in str(error)
                 assert "see intake.proxy_username" in str(error)
                 assert is_clean("".join(traceback.format_exception_only(error)).replace("intake.proxy_username", ""))
                 assert error.__cause__ is None or is_clean(repr(error.__cause__).replace("Proxy Auth", ""))
@@ -136,7 +136,7 @@ def test_a_proxy_that_asks_for_another_password_has_not_passed_on_anything(
     assert PASSWORD not in caplog.text
 
 
-def test_a_proxy_that_refuses_the_way_is_named(run: Run, ca: Path, server_context: ssl.SSLContext):
+def test_a_proxy_that_refuses_the_tunnel_is_named(run: Run, ca: Path, server_context: ssl.SSLContext):
     async def main() -> None:
         async with endpoint(origin.url, ca_bundle=ca, proxy=proxy.url) as used:
             error = await failure(used)
@@ -151,7 +151,7 @@ def test_a_proxy_that_refuses_the_way_is_named(run: Run, ca: Path, server_contex
 
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
-async def test_a_proxy_that_is_not_there_is_named(names: Names, ca: Path, server_context: ssl.SSLContext, is_tls: bool):
+async def test_an_unreachable_proxy_is_named(names: Names, ca: Path, server_context: ssl.SSLContext, is_tls: bool):
     names.addresses["proxy.test"] = []
     with Origin() as nobody:
         pass
@@ -171,9 +171,7 @@ async def test_a_proxy_that_is_not_there_is_named(names: Names, ca: Path, server
     ("peer", "words"),
     [(Door, "closed|reset"), (Mute, r"delivery\.read_timeout_seconds"), (Greeter, "not HTTP")],
 )
-def test_a_proxy_that_does_not_do_its_work_is_named(
-    run: Run, ca: Path, server_context: ssl.SSLContext, peer: type[Listener], words: str
-):
+def test_a_failing_proxy_is_named(run: Run, ca: Path, server_context: ssl.SSLContext, peer: type[Listener], words: str):
     async def main() -> None:
         async with endpoint(
             origin.url,
@@ -192,14 +190,14 @@ def test_a_proxy_that_does_not_do_its_work_is_named(
     assert proxy.accepted == 2
 
 
-def test_a_proxys_certificate_that_is_not_accepted_is_told_from_the_services(
+def test_an_untrusted_certificate_of_a_proxy_is_distinguished_from_that_of_the_service(
     run: Run, ca: Path, server_context: ssl.SSLContext
 ):
     async def main() -> None:
         async with endpoint(origin.url, ca_bundle=ca, proxy=proxy.url) as used:
             error = await failure(used)
         assert (error.cause, error.is_tls, error.was_sent) == ("tls", True, False)
-        assert f"the certificate of the proxy {proxy.url} is not accepted" in str(error)
+        assert f"the certificate of the proxy {proxy.url} is not trusted" in str(error)
 
     with (
         Origin(context=server_context) as origin,
@@ -209,20 +207,20 @@ def test_a_proxys_certificate_that_is_not_accepted_is_told_from_the_services(
     assert (proxy.heads, origin.accepted) == ([], 0)
 
 
-def test_a_services_certificate_that_is_not_accepted_is_told_through_a_proxy_and_more_than_once(run: Run, ca: Path):
+def test_an_untrusted_certificate_of_the_service_is_reported_through_a_proxy_each_time(run: Run, ca: Path):
     async def main() -> None:
         async with endpoint(origin.url, ca_bundle=ca, proxy=proxy.url) as used:
             for _ in range(3):
                 error = await failure(used)
                 assert (error.cause, error.is_tls, error.was_sent) == ("tls", True, False)
-                assert f"the certificate of {origin.url} is not accepted" in str(error)
+                assert f"the certificate of {origin.url} is not trusted" in str(error)
 
     with Origin(context=context_of(trustme.CA(), "127.0.0.1")) as origin, Proxy() as proxy:
         run(main)
     assert (origin.accepted, origin.requests) == (3, [])
 
 
-def test_a_tunnel_grows_stale_as_any_connection(run: Run, ca: Path, server_context: ssl.SSLContext):
+def test_a_tunnel_becomes_stale_like_any_connection(run: Run, ca: Path, server_context: ssl.SSLContext):
     async def main() -> None:
         async with endpoint(origin.url, ca_bundle=ca, proxy=proxy.url) as used:
             await post(used)

@@ -1,4 +1,4 @@
-"""Refused batches in virtual time: the guilty records are found, their neighbours delivered, and the brake holds."""
+"""Refused batches in virtual time: bad records are found, their neighbours delivered, and input is held back."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def test_one_bad_record_of_a_batch_is_found_in_few_requests_and_the_others_are_d
         status,
         False,
     )
-    assert set(service.stored.values()) == {1}, "nothing good was sent twice"
+    assert set(service.stored.values()) == {1}, "a good record was accepted twice"
     assert len(service.requests) <= 2 * ceil(log2(500)) + 2
     assert refusal.attempts <= 10
 
 
 @settings(max_examples=30, deadline=None)
 @given(poison=st.sets(st.integers(0, 99), max_size=30), size=st.integers(1, 100))
-def test_exactly_the_bad_records_are_refused_however_they_lie(poison: set[int], size: int):
+def test_exactly_the_bad_records_are_refused_at_any_positions(poison: set[int], size: int):
     service = ServiceModel(refuses(poison), latency_s=0.001)
     batches = [batch_of(range(start, min(start + size, 100)), number=start + 1) for start in range(0, 100, size)]
     delivery = run(lambda: Delivery(service, senders=3, poison_limit=100), batches)
@@ -57,7 +57,7 @@ def test_exactly_the_bad_records_are_refused_however_they_lie(poison: set[int], 
     assert service.stored.keys() == set(range(100)) - poison
 
 
-def test_other_batches_are_not_held_up_by_one_that_is_taken_apart():
+def test_a_batch_that_is_split_does_not_hold_up_others():
     service = ServiceModel(refuses({5}))
     run(lambda: Delivery(service, senders=2), numbered(40))
     apart = {request.sender for request in service.requests if request.at < 1 and 5 in request.numbers}
@@ -67,7 +67,7 @@ def test_other_batches_are_not_held_up_by_one_that_is_taken_apart():
     assert len(others) >= last / service.latency_s * 0.9
 
 
-def test_records_that_a_refusal_names_are_sent_alone_at_once():
+def test_records_named_by_a_refusal_are_sent_alone_at_once():
     body = b'{"errors":[{"index":3,"message":"bad"},{"index":7,"message":"bad"}]}'
     inner = refuses({3, 7})
     service = ServiceModel(lambda request: answer(422, body=body) if len(request.numbers) == 10 else inner(request))
@@ -76,7 +76,7 @@ def test_records_that_a_refusal_names_are_sent_alone_at_once():
     assert [request.numbers for request in service.requests[1:]] == [[0, 1, 2, 4, 5, 6, 8, 9], [3], [7]]
 
 
-def test_a_refusal_that_names_everybody_comes_to_an_end():
+def test_a_refusal_that_names_all_records_is_resolved():
     body = b'{"errors":[%b]}' % b",".join(b"%d" % index for index in range(10))
     service = ServiceModel(lambda request: answer(422, body=body) if len(request.numbers) == 10 else None)
     delivery = run(lambda: Delivery(service), [batch_of(range(10))])
@@ -84,7 +84,7 @@ def test_a_refusal_that_names_everybody_comes_to_an_end():
     assert len(service.requests) <= 2 * ceil(log2(10)) + 2
 
 
-def test_a_success_that_names_refused_records_settles_each_as_it_says():
+def test_a_success_that_names_refused_records_settles_each_record():
     body = b'{"accepted":8,"rejected":[{"index":3,"field":"IP","message":"bad"},{"index":7}]}'
     service = ServiceModel(script(answer(202, body=body)))
     delivery = run(lambda: Delivery(service), [batch_of(range(10))])
@@ -93,7 +93,7 @@ def test_a_success_that_names_refused_records_settles_each_as_it_says():
     assert len(service.requests) == 1
 
 
-def test_a_success_that_counts_refused_records_without_naming_them_is_taken_apart():
+def test_a_batch_is_split_after_a_success_that_only_counts_refused_records():
     def judge(request: Request) -> Reply:
         refused = len({4, 8} & set(request.numbers))
         taken = len(request.numbers) - refused
@@ -103,7 +103,7 @@ def test_a_success_that_counts_refused_records_without_naming_them_is_taken_apar
     assert delivery.refused.keys() == {4, 8}
 
 
-def test_a_part_that_the_service_could_not_take_for_now_is_sent_again():
+def test_a_part_that_the_service_could_not_accept_yet_is_sent_again():
     body = b'[{"index":1,"status":503},{"index":4,"status":422,"message":"bad"},{"index":6,"status":429}]'
     service = ServiceModel(script(answer(207, body=body)), latency_s=0)
     delivery = run(lambda: Delivery(service), [batch_of(range(10))])
@@ -112,7 +112,7 @@ def test_a_part_that_the_service_could_not_take_for_now_is_sent_again():
     assert service.requests[1].at > 0
 
 
-def test_a_refusal_after_an_answer_that_was_lost_is_ambiguous():
+def test_a_refusal_after_a_lost_answer_is_ambiguous():
     service = ServiceModel(script(no_answer(was_sent=True), answer(409, body=b'{"message":"EventId is known"}')))
     delivery = run(lambda: Delivery(service), [batch_of([1])])
     assert delivery.refused[1].is_ambiguous
@@ -131,7 +131,7 @@ def test_a_refusal_after_an_answer_that_was_lost_is_ambiguous():
         b'{"statusCode":503}',
     ],
 )
-def test_a_repeat_after_a_success_that_was_none_is_ambiguous_and_does_not_feed_the_brake(body: bytes):
+def test_a_refused_repeat_after_a_failed_success_is_ambiguous_and_does_not_count_for_the_brake(body: bytes):
     known = answer(409, body=b'{"message":"EventId already exists"}')
     replies = script(answer(200, body=body))
     service = ServiceModel(lambda request: replies(request) or known)
@@ -142,7 +142,7 @@ def test_a_repeat_after_a_success_that_was_none_is_ambiguous_and_does_not_feed_t
     assert "systematic_rejection" not in [entry.get("reason") for entry in logs]
 
 
-def test_a_success_that_says_that_all_failed_and_names_some_accepts_nothing_but_sends_those_alone():
+def test_a_success_that_reports_a_failure_and_names_records_accepts_none_and_sends_those_alone():
     body = b'{"success":false,"errors":[{"index":3,"message":"bad"}]}'
     inner = refuses({3})
     service = ServiceModel(lambda request: answer(200, body=body) if len(request.numbers) == 10 else inner(request))
@@ -151,7 +151,7 @@ def test_a_success_that_says_that_all_failed_and_names_some_accepts_nothing_but_
     assert [request.numbers for request in service.requests[1:]] == [[0, 1, 2, 4, 5, 6, 7, 8, 9], [3]]
 
 
-def test_a_success_that_asks_for_fewer_requests_holds_every_sender():
+def test_a_success_with_a_requested_wait_holds_every_sender():
     body = b'{"statusCode":429,"message":"Rate limit is exceeded. Try again in 7 seconds."}'
     service = ServiceModel(script(None, None, None, answer(200, body=body)))
     run(lambda: Delivery(service, senders=16), numbered(200))
@@ -160,12 +160,12 @@ def test_a_success_that_asks_for_fewer_requests_holds_every_sender():
     assert set(service.stored.values()) == {1}
 
 
-def test_a_refusal_after_a_connection_that_never_stood_is_not_ambiguous():
+def test_a_refusal_after_a_failed_connection_is_not_ambiguous():
     service = ServiceModel(script(no_answer("connect_error", was_sent=False), answer(400)))
     assert not run(lambda: Delivery(service), [batch_of([1])]).refused[1].is_ambiguous
 
 
-# The brake ------------------------------------------------------------
+# Too many mistakes ----------------------------------------------------
 
 
 def test_a_service_that_refuses_everything_gets_no_more_records_than_the_brake_allows():
@@ -174,7 +174,7 @@ def test_a_service_that_refuses_everything_gets_no_more_records_than_the_brake_a
         delivery = run(lambda: Delivery(service, senders=4, poison_limit=20), numbered(100))
     assert len(delivery.refused) == 20
     assert [entry["reason"] for entry in logs if entry["event"] == "delivery_paused"] == ["systematic_rejection"]
-    assert len(delivery.settled) == 980, "when it is mended, all others are delivered"
+    assert len(delivery.settled) == 980, "not all others were delivered after the repair"
     first = next(number for number, request in enumerate(service.requests) if request.at > 5)
     assert len(service.requests_between(service.requests[first].at, UNTIL_IT_RECOVERS)) < 60
 
@@ -184,7 +184,7 @@ def names_everybody(request: Request, words: str = "no") -> Reply:
     return answer(202, body=b'{"rejected":[%b]}' % named)
 
 
-def test_a_success_that_names_everybody_is_braked_too():
+def test_the_brake_counts_a_success_that_names_all_records():
     service = ServiceModel(lambda request: names_everybody(request) if request.at < UNTIL_IT_RECOVERS else None)
     delivery = run(lambda: Delivery(service, senders=2, poison_limit=25), numbered(10))
     assert len(delivery.refused) == 25
@@ -192,8 +192,8 @@ def test_a_success_that_names_everybody_is_braked_too():
 
 
 @pytest.mark.parametrize("status", [202, 409])
-def test_a_repeat_is_no_sign_that_everything_is_refused(status: int):
-    """A service that refuses repeats refuses all of a batch whose first answer was lost."""
+def test_refused_repeats_do_not_count_for_the_brake(status: int):
+    """A service that refuses repeats refuses a whole batch after a lost answer."""
     lost = script(no_answer(was_sent=True))
     repeated = answer(409, body=b'{"message":"the EventId was received before: it exists"}')
     service = ServiceModel(
@@ -204,7 +204,7 @@ def test_a_repeat_is_no_sign_that_everything_is_refused(status: int):
     assert all(refusal.is_ambiguous for refusal in delivery.refused.values())
 
 
-def test_a_batch_of_nothing_but_bad_records_does_not_hold_up_those_of_other_senders():
+def test_a_batch_of_bad_records_does_not_hold_up_other_senders():
     service = ServiceModel(refuses(set(range(100))))
     made: list[Delivery] = []
 
@@ -216,10 +216,10 @@ def test_a_batch_of_nothing_but_bad_records_does_not_hold_up_those_of_other_send
 
     in_virtual_time(main)
     assert len(made[0].settled) == 500
-    assert 10 <= len(made[0].refused) < 100, "what is left of it is pending"
+    assert 10 <= len(made[0].refused) < 100, "the rest of the batch is not pending"
 
 
-def test_an_acceptance_between_refusals_begins_the_count_anew():
+def test_an_acceptance_between_refusals_resets_the_count():
     poison = set(range(0, 400, 4))
     service = ServiceModel(refuses(poison))
     with capture_logs() as logs:
@@ -235,7 +235,7 @@ def at_most(max_bytes: int) -> Callable[[Request], Reply | None]:
     return lambda request: answer(413) if len(request.body) > max_bytes else None
 
 
-def test_a_batch_that_is_too_large_is_halved_and_the_size_that_works_is_remembered():
+def test_an_oversized_batch_is_halved_and_the_accepted_size_remembered():
     service = ServiceModel(at_most(3_000))
     batches = [batch_of(range(100 * n, 100 * (n + 1)), number=n + 1) for n in range(20)]
     assert len(batches[0].body) > 6_000
@@ -243,7 +243,7 @@ def test_a_batch_that_is_too_large_is_halved_and_the_size_that_works_is_remember
         delivery = run(lambda: Delivery(service, senders=2), batches)
     assert not delivery.refused
     too_large = [request for request in service.requests if len(request.body) > 3_000]
-    assert 0 < len(too_large) <= 6, "only what was on its way when the size was learned"
+    assert 0 < len(too_large) <= 6, "more than the batches in flight were too large"
     assert [entry["max_bytes"] > 1_500 for entry in logs if entry["event"] == "batch_size_lowered"] in (
         [True],
         [True] * 2,
@@ -251,7 +251,7 @@ def test_a_batch_that_is_too_large_is_halved_and_the_size_that_works_is_remember
     assert set(service.stored.values()) == {1}
 
 
-def test_a_record_that_is_too_large_alone_is_refused_and_its_neighbours_are_delivered():
+def test_an_oversized_record_is_refused_and_its_neighbours_are_delivered():
     service = ServiceModel(at_most(300))
     large = batch_of([5], padding=500)
     batches = [batch_of(range(5)), large, batch_of(range(6, 11))]

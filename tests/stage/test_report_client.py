@@ -1,10 +1,10 @@
-"""The client of reports: on real sockets what goes over the wire, in virtual time how long it waits for what."""
+"""The report client: requests on real sockets, and waits in virtual time."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from datetime import date, timedelta
 from random import Random
 from types import SimpleNamespace
@@ -24,13 +24,14 @@ from shipper.model.errors import ConfigError, NoServiceError, ReportError
 from shipper.report import client as client_module
 from shipper.report.client import ReportClient
 from shipper.report.document import FetchedReport
-from shipper.report.fetching import Outcome, Part, fetch_parts, parts_of
+from shipper.report.fetching import Outcome, fetch_parts
+from shipper.report.ranges import DateRange, Part, parts_of
 from tests.e2e.driver import wait_until
 from tests.fakes import answer as answered
 from tests.report_documents import brand, entry, report
 from tests.report_service import Asked, Reply, ReportService, answer, cut_off, document, ok, refusal, token
+from tests.servers import reset, stall
 from tests.stage.loops import LOOPS, Run, runner
-from tests.stage.servers import reset, stall
 
 T = TypeVar("T")
 
@@ -44,26 +45,20 @@ def run(request: pytest.FixtureRequest) -> Run:
     return runner(request.param, limit_s=30)
 
 
-@pytest.fixture
-def service() -> Iterator[ReportService]:
-    with ReportService() as service:
-        yield service
-
-
-def endpoint(service: ReportService, **changes: Any) -> EndpointSettings:
+def endpoint(origin: ReportService, **changes: Any) -> EndpointSettings:
     fields = {"subscription_key": LiteralSecret("key-1"), "token": LiteralSecret("a-token"), **changes}
-    return EndpointSettings(base_url=service.url, **fields)
+    return EndpointSettings(base_url=origin.url, **fields)
 
 
-def with_oauth2(service: ReportService) -> dict[str, Any]:
-    settings = OAuth2Settings(token_url=f"{service.url}/token", client_id="x", client_secret=LiteralSecret("a-secret"))
+def with_oauth2(origin: ReportService) -> dict[str, Any]:
+    settings = OAuth2Settings(token_url=f"{origin.url}/token", client_id="x", client_secret=LiteralSecret("a-secret"))
     return {"token": None, "oauth2": settings}
 
 
-def client(service: ReportService, *, patience_s: float = 0.0, concurrency: int = 4, **changes: Any) -> ReportClient:
-    """`changes` are keys of the section. By default nothing is asked for twice."""
+def client(origin: ReportService, *, patience_s: float = 0.0, concurrency: int = 4, **changes: Any) -> ReportClient:
+    """Create a client; `changes` are keys of the section. By default there are no retries."""
     return ReportClient(
-        endpoint(service, **changes),
+        endpoint(origin, **changes),
         DeliverySettings(retry_initial_seconds=0.01),
         concurrency=concurrency,
         give_up_after_s=patience_s,
@@ -81,10 +76,10 @@ async def refused(used: ReportClient) -> ReportError:
 # As a library
 
 
-def test_example_in_the_docstring_works(run: Run, service: ReportService):
+def test_example_in_the_docstring_works(run: Run, origin: ReportService):
     code = re.search(r"\n\n((?: {4}.*\n)+)", client_module.__doc__ or "")
     assert code is not None
-    settings = SimpleNamespace(report=endpoint(service), delivery=DeliverySettings())
+    settings = SimpleNamespace(report=endpoint(origin), delivery=DeliverySettings())
     names: dict[str, Any] = {"ReportClient": ReportClient, "settings": settings, "time": time}
     names |= {"Random": Random, "date": date}
     exec(f"async def example():\n{code[1]}    return october", names)
@@ -97,115 +92,116 @@ def test_example_in_the_docstring_works(run: Run, service: ReportService):
     run(main)
 
 
-def test_report_is_asked_for_with_its_path_key_and_token_and_kept_to_the_byte(run: Run, service: ReportService):
+def test_report_is_requested_with_path_key_and_token_and_kept_byte_for_byte(run: Run, origin: ReportService):
     body = document(Asked(1001, START, END, "", "")).replace(b"{", b"{ ", 1)
-    service.rule = lambda _: ok(body)
+    origin.rule = lambda _: ok(body)
 
     async def main() -> None:
-        async with client(service) as used:
+        async with client(origin) as used:
             fetched = await used.fetch(1001, START, END)
         assert fetched.body == body
         assert fetched.fetched_at == pytest.approx(time.time(), abs=60)
-        assert service.asked == [Asked(1001, START, END, "a-token", "key-1")]
+        assert origin.asked == [Asked(1001, START, END, "a-token", "key-1")]
 
     run(main)
 
 
-async def test_several_fetches_share_the_connections(service: ReportService):
-    async with client(service, concurrency=3) as used, anyio.create_task_group() as group:
+async def test_several_fetches_share_the_connections(origin: ReportService):
+    async with client(origin, concurrency=3) as used, anyio.create_task_group() as group:
         for day in range(20):
             group.start_soon(used.fetch, 1001, START, START + timedelta(days=day))
-    assert len(service.asked) == 20
-    assert service.accepted <= 3
+    assert len(origin.asked) == 20
+    assert origin.accepted <= 3
 
 
-def test_cancelled_fetches_leave_no_connection_open(run: Run, service: ReportService):
-    service.rule = lambda _: stall
+def test_cancelled_fetches_leave_no_connection_open(run: Run, origin: ReportService):
+    origin.rule = lambda _: stall
 
     async def main() -> None:
-        async with client(service, concurrency=3) as used:
+        async with client(origin, concurrency=3) as used:
             async with anyio.create_task_group() as group:
                 for _ in range(5):
                     group.start_soon(used.fetch, 1001, START, END)
-                while len(service.asked) < 3:
+                while len(origin.asked) < 3:
                     await anyio.sleep(0.005)
                 group.cancel_scope.cancel()
-            service.rule = lambda _: None
-            assert (await used.fetch(1001, START, END)).report, "it can be used all the same"
+            origin.rule = lambda _: None
+            assert (await used.fetch(1001, START, END)).report, "the client is not usable afterwards"
 
     run(main)
-    wait_until(lambda: service.open_connections == 0, "the connections are closed")
-    assert service.accepted == 4
+    wait_until(lambda: origin.open_connections == 0, "the connections are closed")
+    assert origin.accepted == 4
 
 
-def test_cancelling_the_client_itself_leaves_no_connection_open(run: Run, service: ReportService):
-    service.rule = lambda _: stall
+def test_cancelling_the_client_itself_leaves_no_connection_open(run: Run, origin: ReportService):
+    origin.rule = lambda _: stall
 
     async def main() -> None:
         with anyio.CancelScope() as scope:
-            async with client(service) as used, anyio.create_task_group() as group:
+            async with client(origin) as used, anyio.create_task_group() as group:
                 group.start_soon(used.fetch, 1001, START, END)
-                while not service.asked:
+                while not origin.asked:
                     await anyio.sleep(0.005)
                 scope.cancel()
         assert scope.cancelled_caught
 
     run(main)
-    wait_until(lambda: service.open_connections == 0, "the connection is closed")
+    wait_until(lambda: origin.open_connections == 0, "the connection is closed")
 
 
-def test_repr_tells_no_secret(service: ReportService):
-    assert repr(client(service)) == "<ReportClient <Gate open, 0 in flight of 4>>"
+def test_repr_shows_no_secret(origin: ReportService):
+    assert repr(client(origin)) == "<ReportClient <Gate open, 0 in flight of 4>>"
 
 
-def test_secret_that_is_not_there_is_a_wrong_setting(service: ReportService):
+def test_missing_secret_is_a_configuration_error(origin: ReportService):
     with pytest.raises(ConfigError, match=r"report\.token"):
-        client(service, token=LiteralSecret("with\nnewline"))
+        client(origin, token=LiteralSecret("with\nnewline"))
 
 
 # Tokens and keys
 
 
-def test_refused_token_is_renewed_once_for_all(run: Run, service: ReportService):
-    service.rule = lambda asked: refusal(401, "expired") if asked.token == "token-1" else None
+def test_refused_token_is_renewed_once_for_all(run: Run, origin: ReportService):
+    origin.rule = lambda asked: refusal(401, "expired") if asked.token == "token-1" else None
 
     async def main() -> None:
-        async with client(service, **with_oauth2(service)) as used, anyio.create_task_group() as group:
+        async with client(origin, **with_oauth2(origin)) as used, anyio.create_task_group() as group:
             for account in range(1, 5):
                 group.start_soon(used.fetch, account, START, END)
 
     run(main)
-    assert len(service.forms) == 2
-    good = [asked.account for asked in service.asked if asked.token == "token-2"]
+    assert len(origin.forms) == 2
+    good = [asked.account for asked in origin.asked if asked.token == "token-2"]
     assert sorted(good) == [1, 2, 3, 4]
 
 
-async def test_token_that_is_refused_again_is_the_end_for_all_reports(service: ReportService):
-    service.rule = lambda _: refusal(401, "JWT not present.")
-    async with client(service, patience_s=60) as used:
+async def test_token_that_is_refused_again_fails_all_reports(origin: ReportService):
+    origin.rule = lambda _: refusal(401, "JWT not present.")
+    async with client(origin, patience_s=60) as used:
         error = await refused(used)
     assert isinstance(error, NoServiceError)
-    assert str(error).startswith(f"{NAMED}the service refused the access token; check report.token")
-    assert len(service.asked) == 2
+    assert str(error).startswith(f"{NAMED}the service refused the access token (HTTP 401")
+    assert "; check report.token" in str(error)
+    assert len(origin.asked) == 2
 
 
-async def test_other_key_of_the_pair_takes_over(service: ReportService):
-    service.rule = lambda asked: NO_KEY if asked.key == "key-1" else None
-    async with client(service, subscription_key_secondary=LiteralSecret("key-2")) as used:
+async def test_other_key_of_the_pair_replaces_a_refused_one(origin: ReportService):
+    origin.rule = lambda asked: NO_KEY if asked.key == "key-1" else None
+    async with client(origin, subscription_key_secondary=LiteralSecret("key-2")) as used:
         for _ in range(3):
             await used.fetch(1001, START, END)
-    assert [asked.key for asked in service.asked] == ["key-1", *["key-2"] * 3]
+    assert [asked.key for asked in origin.asked] == ["key-1", *["key-2"] * 3]
 
 
-async def test_key_that_is_refused_without_another_is_the_end_for_all_reports(service: ReportService):
-    service.rule = lambda _: NO_KEY
-    async with client(service, patience_s=60) as used:
+async def test_refused_key_without_another_fails_all_reports(origin: ReportService):
+    origin.rule = lambda _: NO_KEY
+    async with client(origin, patience_s=60) as used:
         error = await refused(used)
     assert isinstance(error, NoServiceError)
-    assert "check report.subscription_key (HTTP 401" in str(error)
+    assert str(error).endswith("; check report.subscription_key")
 
 
-# What is no report
+# Invalid answers
 
 
 @pytest.mark.parametrize(
@@ -214,16 +210,19 @@ async def test_key_that_is_refused_without_another_is_the_end_for_all_reports(se
         (refusal(400), "the service refuses this account or period; .*: --split month .HTTP 400"),
         (refusal(422), "the service refuses this account or period; .*HTTP 422"),
         (refusal(413), "the service refuses this account or period; .*HTTP 413"),
-        (refusal(403), "the service denied access; check what the token and the subscription key are allowed"),
-        (refusal(404), "the service does not know the account, or report.base_url is wrong .HTTP 404"),
-        (refusal(405), "the method is not allowed there; check report.base_url"),
+        (
+            refusal(403),
+            "the service denied access .HTTP 403.; check the permissions of the token and the subscription key",
+        ),
+        (refusal(404), "the account is unknown to the service, or report.base_url is wrong .HTTP 404"),
+        (refusal(405), "the method is not allowed at this address .HTTP 405.; check report.base_url"),
         (
             answer(302, headers={"Location": "/login"}),
-            "the service redirects, which shipper does not follow; check report.base_url",
+            "the service redirects, which shipper does not follow .HTTP 302.; check report.base_url",
         ),
         (answer(204), "the service answered 204 instead of a report"),
         (answer(202, b"{}"), "the service answered 202 instead of a report"),
-        (ok(b"<html>Log in</html>", "text/html; charset=utf-8"), "a web page answered, not the service"),
+        (ok(b"<html>Log in</html>", "text/html; charset=utf-8"), "the answer is a web page"),
         (ok(b"  <html>Log in</html>"), "the answer is a web page, not a report"),
         (ok(b""), "the answer is not JSON"),
         (ok(b'{"id":"x"'), "the answer is not JSON: Input data was truncated"),
@@ -231,38 +230,40 @@ async def test_key_that_is_refused_without_another_is_the_end_for_all_reports(se
         (ok(b"[]"), "the answer is not a daily report"),
         (
             ok(document(Asked(1002, START, END, "", ""))),
-            "account 1001 was requested, the report is of account 1002",
+            "account 1001 was requested, but the report is for account 1002",
         ),
-        (refusal(429), "the service asks for fewer requests .*; it was asked for once$"),
-        (refusal(500), "the service answered 500; it was asked for once$"),
+        (refusal(429), "the service asks for fewer requests .*; it was requested once$"),
+        (refusal(500), "the service answered 500; it was requested once$"),
         (refusal(503, Retry_After="60"), "the service answered 503; it asks to wait 60 s, which is too long"),
-        (reset, "it was asked for once$"),
-        (cut_off, "it was asked for once$"),
+        (reset, "it was requested once$"),
+        (cut_off, "it was requested once$"),
     ],
 )
-async def test_what_is_no_report_is_named_with_account_and_period(service: ReportService, reply: Reply, words: str):
-    service.rule = lambda _: reply
-    async with client(service) as used:
+async def test_answer_without_a_report_is_an_error_with_account_and_period(
+    origin: ReportService, reply: Reply, words: str
+):
+    origin.rule = lambda _: reply
+    async with client(origin) as used:
         error = await refused(used)
         assert str(error).startswith(NAMED)
         assert re.search(words, str(error)), error
         assert error.__cause__ is None
-        service.rule = lambda _: None
-        assert (await used.fetch(1001, START, END)).report, "the next one is to be had"
+        origin.rule = lambda _: None
+        assert (await used.fetch(1001, START, END)).report, "the next report cannot be fetched"
 
 
-async def test_answer_of_more_than_64_mib_is_refused_and_no_more_of_it_read(service: ReportService):
-    service.rule = lambda _: ok(b"[" + b" " * (64 << 20) + b"]")
-    async with client(service) as used:
+async def test_answer_is_read_up_to_64_mib_and_then_refused(origin: ReportService):
+    origin.rule = lambda _: ok(b"[" + b" " * (64 << 20) + b"]")
+    async with client(origin) as used:
         assert str(await refused(used)) == f"{NAMED}the report is larger than 64 MiB"
 
 
-async def test_large_report_is_read(service: ReportService):
+async def test_large_report_is_read(origin: ReportService):
     brands = [brand(*(entry(number) for number in range(100)), number=number) for number in range(20)]
     body = wire.encode_report(report(*brands, start="2026-10-01", end="2026-10-31"))
     assert len(body) > 1_000_000
-    service.rule = lambda _: ok(body)
-    async with client(service) as used:
+    origin.rule = lambda _: ok(body)
+    async with client(origin) as used:
         assert (await used.fetch(1001, START, END)).body == body
 
 
@@ -271,10 +272,10 @@ async def test_large_report_is_read(service: ReportService):
 
 class Model:
     """
-    Answers after a latency, for all endpoints of a client.
+    Answers the requests of a client after a latency.
 
     Args:
-        rule: What becomes of a request, by account and the time when it is answered; None = its report.
+        rule: Returns the answer by account and time; None = the report.
     """
 
     def __init__(
@@ -310,7 +311,7 @@ class Model:
 
 @pytest.fixture
 def virtual(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Run `main(client)` against a model; time begins at 0, and threads have no place in it."""
+    """Run `main(client)` against a model; time starts at 0, and threads are not supported."""
 
     async def here(function: Callable[[], T]) -> T:
         return function()
@@ -337,7 +338,7 @@ async def one(used: ReportClient) -> FetchedReport:
 
 def days_of(*accounts: int, days: int = 30) -> Callable[[ReportClient], Awaitable[Outcome[Part]]]:
     """Fetch a number of days of several accounts, four at a time."""
-    parts = parts_of(accounts, START, START + timedelta(days=days - 1), "day")
+    parts = parts_of(accounts, DateRange(START, START + timedelta(days=days - 1)), "day")
 
     async def main(used: ReportClient) -> Outcome[Part]:
         return await fetch_parts(used, parts, concurrency=4, use=lambda part, _: part)
@@ -350,19 +351,19 @@ def no_answer(cause: str = "connect_error") -> NoAnswerError:
 
 
 def script(*replies: Answer | NoAnswerError) -> Callable[[int, float], Answer | NoAnswerError | None]:
-    """Answer with one after the other, then with reports."""
+    """Give these answers one after the other, then reports."""
     left = list(replies)
     return lambda *_: left.pop(0) if left else None
 
 
-def test_what_passes_is_waited_out(virtual):
+def test_temporary_failures_are_retried(virtual):
     model = Model(script(answered(500), no_answer(), answered(503), answered(429), answered(408), answered(502)))
     assert virtual(model, one).report
     assert len(model.asked) == 7
     assert model.times[-1] < 120
 
 
-def test_wait_that_was_asked_for_is_kept(virtual):
+def test_requested_waits_are_observed(virtual):
     model = Model(script(answered(503, "40"), answered(429, "50")))
     assert virtual(model, one).report
     first, second, third = model.times
@@ -370,27 +371,27 @@ def test_wait_that_was_asked_for_is_kept(virtual):
     assert third - second >= 50
 
 
-def test_service_that_asks_for_fewer_requests_only_slows_all_of_them(virtual):
+def test_throttling_only_slows_all_requests(virtual):
     model = Model(script(*[answered(429, "30")] * 4))
     outcome = virtual(model, days_of(1001, 1002))
     assert len(outcome.reports) == 60
     assert len(model.asked) == 64
-    assert [at for at in model.times if 0.1 < at < 30] == [], "nobody asks before"
+    assert [at for at in model.times if 0.1 < at < 30] == [], "a request was sent before the wait was over"
 
 
-def test_report_is_given_up_when_patience_is_at_its_end(virtual):
+def test_report_fails_when_the_patience_is_over(virtual):
     model = Model(lambda *_: answered(500))
 
     async def main(used: ReportClient) -> tuple[str, float]:
         return str(await refused(used)), anyio.current_time()
 
     words, at = virtual(model, main, give_up_after_s=60.0)
-    assert words == f"{NAMED}the service answered 500; it was asked for {len(model.asked)} times within 60 s"
+    assert words == f"{NAMED}the service answered 500; it was requested {len(model.asked)} times within 60 s"
     assert 60 <= at <= 66
     assert len(model.asked) > 10
 
 
-def test_unknown_host_is_given_up_within_seconds_if_nothing_ever_answered_and_waited_out_otherwise(virtual):
+def test_unknown_host_fails_within_seconds_unless_there_was_an_answer_before(virtual):
     async def main(used: ReportClient) -> tuple[ReportError, float]:
         began = anyio.current_time()
         return await refused(used), anyio.current_time() - began
@@ -408,7 +409,7 @@ def test_unknown_host_is_given_up_within_seconds_if_nothing_ever_answered_and_wa
     assert seconds >= 120
 
 
-def test_wait_that_is_longer_than_patience_is_not_begun(virtual):
+def test_wait_that_exceeds_the_patience_is_not_started(virtual):
     async def main(used: ReportClient) -> tuple[ReportError, float]:
         return await refused(used), anyio.current_time()
 
@@ -420,15 +421,15 @@ def test_wait_that_is_longer_than_patience_is_not_begun(virtual):
 
 
 @pytest.mark.parametrize("reply", [answered(500), no_answer("read_error")])
-def test_account_whose_reports_cannot_be_made_does_not_cost_the_others(virtual, reply: Answer | NoAnswerError):
+def test_failing_account_does_not_affect_the_others(virtual, reply: Answer | NoAnswerError):
     model = Model(lambda account, _: reply if account == 1002 else None)
     outcome = virtual(model, days_of(1001, 1002, 1003, days=1))
     assert [part.account for part, _ in outcome.reports] == [1001, 1003]
     assert [part.account for part, _ in outcome.failed] == [1002]
-    assert outcome.left_out == []
+    assert outcome.not_requested == []
 
 
-def test_report_that_fails_is_given_up_while_others_go_on(virtual):
+def test_failing_report_is_given_up_while_others_continue(virtual):
     model = Model(lambda account, _: answered(500) if account == 1 else None, latency_s=10)
     outcome = virtual(model, days_of(*range(1, 101), days=1))
     assert len(outcome.reports) == 99
@@ -437,35 +438,35 @@ def test_report_that_fails_is_given_up_while_others_go_on(virtual):
     assert max(model.times) > 200
 
 
-def test_account_of_many_parts_that_fail_costs_patience_once(virtual):
-    """As many as are in flight are asked for again and again, each further one once."""
+def test_failing_account_of_many_parts_costs_the_patience_once(virtual):
+    """The parts in flight are retried, each further one is requested once."""
     model = Model(lambda account, _: answered(500) if account == 1001 else None)
     outcome = virtual(model, days_of(1001, 1002))
     assert len(outcome.failed) == 30
     assert len(outcome.reports) == 30
-    assert outcome.left_out == []
+    assert outcome.not_requested == []
     assert min(at for account, at in model.asked if account == 1002) < 140
 
 
 @pytest.mark.parametrize("reply", [no_answer(), no_answer("read_timeout"), answered(429)])
-def test_service_that_is_away_is_not_asked_for_all_the_rest(virtual, reply: Answer | NoAnswerError):
+def test_unavailable_service_is_not_asked_for_the_rest(virtual, reply: Answer | NoAnswerError):
     model = Model(lambda *_: reply)
     outcome = virtual(model, days_of(*range(1, 100)))
     assert outcome.reports == []
     assert len(outcome.failed) <= 4
-    assert len(outcome.left_out) >= 99 * 30 - 4
+    assert len(outcome.not_requested) >= 99 * 30 - 4
     assert {account for account, _ in model.asked} == {1}
     assert 120 <= max(model.times) < 200
 
 
-def test_service_that_comes_back_in_time_is_asked_for_everything(virtual):
+def test_service_that_recovers_in_time_is_asked_for_everything(virtual):
     model = Model(lambda _, at: None if at > 100 else no_answer())
     outcome = virtual(model, days_of(1001))
     assert len(outcome.reports) == 30
     assert max(model.times) < 120
 
 
-def test_patience_begins_anew_with_each_outage(virtual):
+def test_patience_restarts_with_each_outage(virtual):
     model = Model(lambda _, at: no_answer() if at % 200 < 100 else None, latency_s=10)
     outcome = virtual(model, days_of(1001, 1002))
     assert len(outcome.reports) == 60
@@ -494,7 +495,7 @@ def test_no_more_requests_are_sent_per_second_than_allowed(virtual):
     assert min(gaps) >= 0.499
 
 
-def test_token_endpoint_that_is_away_is_waited_for(virtual, monkeypatch: pytest.MonkeyPatch):
+def test_unavailable_token_endpoint_is_waited_for(virtual, monkeypatch: pytest.MonkeyPatch):
     async def post_form(*_: object, **__: object) -> Answer:
         body = token("a-token").partition(b"\r\n\r\n")[2]
         return Answer(200, "application/json", "", body) if anyio.current_time() > 30 else answered(503)
@@ -507,12 +508,12 @@ def test_token_endpoint_that_is_away_is_waited_for(virtual, monkeypatch: pytest.
     assert model.times[0] > 30
 
 
-async def test_a_wait_of_an_hour_that_one_answer_asks_for_is_not_waited_out_by_the_others(service: ReportService):
+async def test_a_wait_of_an_hour_requested_by_one_answer_does_not_apply_to_the_others(origin: ReportService):
     later = refusal(429, Retry_After="3600")
-    service.rule = lambda asked: later if asked.start == START else refusal(503)
-    parts = parts_of([1001], START, START + timedelta(days=1), "day")
+    origin.rule = lambda asked: later if asked.start == START else refusal(503)
+    parts = parts_of([1001], DateRange(START, START + timedelta(days=1)), "day")
     with anyio.fail_after(20):
-        async with client(service, patience_s=0.5) as used:
+        async with client(origin, patience_s=0.5) as used:
             outcome = await fetch_parts(used, parts, concurrency=2, use=lambda part, fetched: None)
     assert [part for part, _ in outcome.failed] == parts
     assert all(isinstance(error, NoServiceError) for _, error in outcome.failed[:1])

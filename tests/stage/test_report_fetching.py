@@ -1,4 +1,4 @@
-"""Many reports at once, in virtual time: what fails is named, the rest is there, and nothing is asked in vain."""
+"""Many reports at once in virtual time: failures are named, the others are returned, and no request is in vain."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from trio.testing import MockClock
 
 from shipper.model.errors import NoServiceError, ReportError, StateError
 from shipper.report.document import FetchedReport, read_report
-from shipper.report.fetching import Outcome, Part, fetch_parts, parts_of
-from shipper.report.ranges import DateRange
+from shipper.report.fetching import Outcome, fetch_parts
+from shipper.report.ranges import DateRange, Part, parts_of
 from tests.report_service import Asked, document
 
 START = date(2026, 1, 1)
-PARTS = parts_of([1001, 1002], START, date(2026, 1, 10), "day")
+PARTS = parts_of([1001, 1002], DateRange(START, date(2026, 1, 10)), "day")
 
 
 class Fetcher:
-    """Answers after a latency; fails as it is told."""
+    """Answers after a latency; fails on request."""
 
     def __init__(self, *, latency_s: Callable[[Part], float] = lambda _: 1.0, failures: dict[Part, ReportError] = {}):  # noqa: B006
         self._latency_s = latency_s
@@ -47,7 +47,7 @@ class Fetcher:
 
 
 def fetched(fetcher: Fetcher, parts: list[Part] = PARTS, concurrency: int = 4) -> tuple[Outcome[Part], float]:
-    """Fetch; what is kept of each report is whose it is. Tells how long it took, too."""
+    """Fetch reports; return their accounts and days, and the duration."""
 
     def whose(part: Part, made: FetchedReport) -> Part:
         period = made.report.reporting_period
@@ -65,8 +65,8 @@ def fetched(fetcher: Fetcher, parts: list[Part] = PARTS, concurrency: int = 4) -
 # Which ones
 
 
-def test_parts_are_account_by_account_and_day_by_day():
-    assert [str(part) for part in parts_of([7, 5], START, date(2026, 2, 2), "month")] == [
+def test_parts_are_ordered_by_account_and_day():
+    assert [str(part) for part in parts_of([7, 5], DateRange(START, date(2026, 2, 2)), "month")] == [
         "account 7, 2026-01-01 to 2026-01-31",
         "account 7, 2026-02-01 to 2026-02-02",
         "account 5, 2026-01-01 to 2026-01-31",
@@ -74,31 +74,31 @@ def test_parts_are_account_by_account_and_day_by_day():
     ]
 
 
-def test_range_is_one_part_unless_it_is_to_be_split():
-    assert parts_of([7], START, date(2027, 3, 4)) == [Part(7, DateRange(START, date(2027, 3, 4)))]
+def test_range_is_one_part_unless_split():
+    assert parts_of([7], DateRange(START, date(2027, 3, 4))) == [Part(7, DateRange(START, date(2027, 3, 4)))]
 
 
-def test_account_that_is_named_twice_is_asked_for_once():
-    assert [part.account for part in parts_of([7, 5, 7], START, START)] == [7, 5]
+def test_repeated_account_is_fetched_once():
+    assert [part.account for part in parts_of([7, 5, 7], DateRange(START, START))] == [7, 5]
 
 
 def test_range_that_ends_before_it_starts_is_refused():
     with pytest.raises(ReportError, match="2026-01-01 is after its end 2025-12-31"):
-        parts_of([7], START, START - timedelta(days=1))
+        parts_of([7], DateRange(START, START - timedelta(days=1)))
 
 
 # How
 
 
-def test_reports_come_in_the_order_of_the_parts_whatever_the_order_of_the_answers(rng: Random):
+def test_reports_are_in_the_order_of_the_parts_whatever_the_order_of_the_answers(rng: Random):
     outcome, _ = fetched(Fetcher(latency_s=lambda _: rng.uniform(0, 10)))
     assert [part for part, _ in outcome.reports] == PARTS
     assert [whose for _, whose in outcome.reports] == PARTS
-    assert (outcome.failed, outcome.left_out) == ([], [])
+    assert (outcome.failed, outcome.not_requested) == ([], [])
 
 
 @pytest.mark.parametrize(("concurrency", "seconds"), [(1, 20), (4, 5), (20, 1), (64, 1)])
-def test_so_many_are_in_flight_and_no_more(concurrency: int, seconds: float):
+def test_number_of_requests_in_flight_is_limited(concurrency: int, seconds: float):
     fetcher = Fetcher()
     _, took_s = fetched(fetcher, concurrency=concurrency)
     assert fetcher.most_in_flight == min(concurrency, len(PARTS))
@@ -111,28 +111,28 @@ def test_slow_report_does_not_hold_up_the_others():
     assert took_s == pytest.approx(17)
 
 
-def test_failed_part_is_named_and_the_rest_is_there():
+def test_failed_part_is_named_and_the_others_are_returned():
     failures = {PARTS[3]: ReportError("no"), PARTS[11]: ReportError("neither")}
     outcome, _ = fetched(Fetcher(failures=failures))
     assert outcome.failed == list(failures.items())
     assert [part for part, _ in outcome.reports] == [part for part in PARTS if part not in failures]
-    assert outcome.left_out == []
+    assert outcome.not_requested == []
 
 
-def test_no_further_part_is_begun_where_no_report_can_be_had():
+def test_no_further_part_is_started_if_all_reports_would_fail():
     fetcher = Fetcher(failures={part: NoServiceError("away") for part in PARTS})
     outcome, took_s = fetched(fetcher)
     assert fetcher.asked == PARTS[:4]
     assert [part for part, _ in outcome.failed] == PARTS[:4]
-    assert outcome.left_out == PARTS[4:]
+    assert outcome.not_requested == PARTS[4:]
     assert took_s == pytest.approx(1)
 
 
-def test_what_is_in_flight_then_is_waited_for():
+def test_reports_in_flight_are_waited_for():
     fetcher = Fetcher(latency_s=lambda part: 1 + PARTS.index(part), failures={PARTS[0]: NoServiceError("away")})
     outcome, _ = fetched(fetcher)
     assert [part for part, _ in outcome.reports] == PARTS[1:4]
-    assert outcome.left_out == PARTS[4:]
+    assert outcome.not_requested == PARTS[4:]
 
 
 @settings(max_examples=30, deadline=None)
@@ -141,13 +141,13 @@ def test_what_is_in_flight_then_is_waited_for():
     latencies=st.lists(st.integers(0, 5), min_size=20, max_size=20),
     concurrency=st.integers(1, 6),
 )
-def test_each_part_is_a_report_or_failed_or_left_out(kinds: list[str], latencies: list[int], concurrency: int):
+def test_each_part_is_a_report_failed_or_skipped(kinds: list[str], latencies: list[int], concurrency: int):
     parts = PARTS[: len(kinds)]
     errors = {"bad": ReportError, "away": NoServiceError}
     failures = {part: errors[kind](kind) for part, kind in zip(parts, kinds, strict=True) if kind in errors}
     fetcher = Fetcher(latency_s=lambda part: latencies[parts.index(part)], failures=failures)
     outcome, _ = fetched(fetcher, parts, concurrency)
-    found = [[part for part, _ in outcome.reports], [part for part, _ in outcome.failed], outcome.left_out]
+    found = [[part for part, _ in outcome.reports], [part for part, _ in outcome.failed], outcome.not_requested]
     assert sorted(part for kind in found for part in kind) == parts
     assert all(kind == sorted(kind) for kind in found)
     assert not set(found[0]) & failures.keys()
@@ -156,7 +156,7 @@ def test_each_part_is_a_report_or_failed_or_left_out(kinds: list[str], latencies
     assert bool(found[2]) <= ("away" in kinds)
 
 
-def test_each_part_is_told_when_it_is_done_failed_ones_too():
+def test_progress_counts_each_part_including_failed_ones():
     done = []
 
     async def main() -> None:
@@ -167,7 +167,7 @@ def test_each_part_is_told_when_it_is_done_failed_ones_too():
     assert len(done) == len(PARTS)
 
 
-def test_what_cannot_be_used_ends_it():
+def test_error_in_the_caller_ends_the_fetching():
     def use(part: Part, made: FetchedReport) -> None:
         raise StateError("the disk is full")
 

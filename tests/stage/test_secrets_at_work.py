@@ -1,4 +1,4 @@
-"""Tokens and keys from the settings: files that are replaced, commands that are run again, and pairs of keys."""
+"""Tokens and keys from the settings: replaced files, repeated commands, and key pairs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import pytest
 import trio
 import trio.testing
 from structlog.testing import capture_logs
-from structlog.typing import EventDict
 from trio.testing import MockClock
 
 from shipper.config.secrets import LiteralSecret, Secret, SecretReference
-from shipper.delivery.credentials import Credentials, NoTokenError, TokenCache
+from shipper.delivery.credentials import Credentials, NoTokenError
 from shipper.delivery.endpoint import NoAnswerError
-from shipper.delivery.token_sources import Token, expiring
+from shipper.delivery.tokens import Token, TokenCache, expiring_token
+from shipper.delivery.verdicts import Action
 from shipper.model.errors import ConfigError
 from tests.stage.token_endpoint import (
     EPOCH,
@@ -34,16 +34,13 @@ from tests.stage.token_endpoint import (
     granted,
     in_virtual_time,
     jwt_like,
+    logged,
     password_grant,
 )
 
 
-def told(logs: list[EventDict], level: str = "warning") -> list[str]:
-    return [each["event"] for each in logs if each["log_level"] == level]
-
-
 class HandClock:
-    """A clock that only the test moves on; as a clock of the wall, it begins at `EPOCH`."""
+    """A clock that only the test advances; as a wall clock, it starts at `EPOCH`."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -100,7 +97,7 @@ def program(tmp_path: Path) -> Program:
     return program
 
 
-async def test_a_constant_token_is_given_out_whatever_becomes_of_it(clock: HandClock, monkeypatch: pytest.MonkeyPatch):
+async def test_a_constant_token_is_used_even_after_refusals(clock: HandClock, monkeypatch: pytest.MonkeyPatch):
     token = jwt_like(clock.wall_time() + 10)
     monkeypatch.setenv("TOKEN", token)
     used = by_hand(clock, token=SecretReference(env="TOKEN"))
@@ -110,10 +107,10 @@ async def test_a_constant_token_is_given_out_whatever_becomes_of_it(clock: HandC
             authorization = await used.authorize()
             assert authorization == (token, "key-1")
             used.refuse_token(authorization)
-        assert used.token_expires_at is None, "it was refused"
+        assert used.token_expires_at is None, "the refusal was not noted"
         await used.authorize()
         assert used.token_expires_at == EPOCH + 1010
-        assert told(logs) == []
+        assert logged(logs) == []
         clock.now_s += 25
         for _ in range(3):
             assert (await used.authorize()).token == token
@@ -122,7 +119,7 @@ async def test_a_constant_token_is_given_out_whatever_becomes_of_it(clock: HandC
     ]
 
 
-def test_a_constant_token_gives_the_background_task_nothing_to_wait_for():
+def test_a_constant_token_needs_no_background_task():
     async def main() -> None:
         used = credentials(token=LiteralSecret(jwt_like(EPOCH + 10)))
         async with anyio.create_task_group() as group:
@@ -136,7 +133,7 @@ def test_a_constant_token_gives_the_background_task_nothing_to_wait_for():
 
 
 @pytest.mark.parametrize("setting", ["token", "subscription_key"])
-async def test_a_file_that_is_replaced_is_read_within_a_second(clock: HandClock, tmp_path: Path, setting: str):
+async def test_a_replaced_file_is_read_within_a_second(clock: HandClock, tmp_path: Path, setting: str):
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
         write(tmp_path / name / "secret", f"the-{name}")
@@ -145,11 +142,11 @@ async def test_a_file_that_is_replaced_is_read_within_a_second(clock: HandClock,
     reference = SecretReference(file=str(tmp_path / "secret"))
     used = by_hand(clock, **({"token": reference} if setting == "token" else {"keys": [reference]}))
     assert getattr(await used.authorize(), setting) == "the-old"
-    # As it is done for a mounted secret: the directory that a link leads to changes in one step.
+    # As with mounted secrets: the directory behind a link changes atomically.
     (tmp_path / "data_tmp").symlink_to("new")
     os.rename(tmp_path / "data_tmp", tmp_path / "data")
     clock.now_s += 0.9
-    assert getattr(await used.authorize(), setting) == "the-old", "not looked at yet"
+    assert getattr(await used.authorize(), setting) == "the-old", "the file was examined too early"
     clock.now_s += 0.1
     assert getattr(await used.authorize(), setting) == "the-new"
 
@@ -160,20 +157,17 @@ async def test_a_file_is_read_at_once_after_a_refusal(clock: HandClock, tmp_path
     write(file, "the-old")
     used = by_hand(clock, **({"token": file_at(file)} if setting == "token" else {"keys": [file_at(file)]}))
     refused = await used.authorize()
-    status = file.stat()
     write(file, "the-new")
-    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))  # nothing seems to have changed
-    clock.now_s += 10
-    assert await used.authorize() == refused
+    assert await used.authorize() == refused, "the file was read again within a second"
     if setting == "token":
         used.refuse_token(refused)
     else:
-        assert not used.refuse_key(refused), "there is no other"
+        assert not used.refuse_key(refused), "another token was reported"
     assert getattr(await used.authorize(), setting) == "the-new"
 
 
 @pytest.mark.parametrize("trouble", ["gone", "empty", "unfit", "open"])
-async def test_a_file_that_is_away_for_a_moment_is_told_once_and_its_token_goes_on(
+async def test_a_file_that_is_briefly_missing_is_reported_once_and_its_token_stays_in_use(
     clock: HandClock, tmp_path: Path, trouble: str
 ):
     file = tmp_path / "token"
@@ -189,8 +183,8 @@ async def test_a_file_that_is_away_for_a_moment_is_told_once_and_its_token_goes_
         for _ in range(20):
             clock.now_s += 0.25
             assert await used.authorize() == refused
-        assert told(logs) == ["token_refresh_failed"]
-        assert told(logs, "debug") == ["token_refresh_failed"] * 4, "it is looked at once a second"
+        assert logged(logs) == ["token_refresh_failed"]
+        assert logged(logs, "debug") == ["token_refresh_failed"] * 4, "the file was not checked once per second"
         used.refuse_token(refused)
         for _ in range(2):
             with pytest.raises(NoTokenError, match=r"intake\.token: ") as caught:
@@ -199,15 +193,15 @@ async def test_a_file_that_is_away_for_a_moment_is_told_once_and_its_token_goes_
         file.unlink(missing_ok=True)
         write(file, "the-new")
         assert (await used.authorize()).token == "the-new"
-    assert told(logs) == ["token_refresh_failed"]
-    assert told(logs, "info") == ["token_recovered"]
+    assert logged(logs) == ["token_refresh_failed"]
+    assert logged(logs, "info") == ["token_recovered"]
 
 
-def test_what_is_missing_at_the_start_is_an_error_of_the_settings(clock: HandClock):
+def test_a_secret_missing_at_the_start_is_a_configuration_error(clock: HandClock):
     missing = [
         (SecretReference(env="NOT_SET"), "environment variable NOT_SET is not set"),
         (SecretReference(file="/nowhere"), "No such file"),
-        (SecretReference(command=("no-such-program",)), "program 'no-such-program' cannot be found or run"),
+        (SecretReference(command=("no-such-program",)), "program 'no-such-program' cannot be found or executed"),
     ]
     for secret, says in missing:
         with pytest.raises(ConfigError, match=rf"intake\.token: .*{says}"):
@@ -235,7 +229,7 @@ async def test_a_command_is_run_when_it_is_needed_and_again_after_a_refusal(cloc
     assert program.runs == 2
 
 
-async def test_a_failing_command_leaves_the_last_token_until_that_is_refused(clock: HandClock, program: Program):
+async def test_the_last_token_of_a_failing_command_is_used_until_it_is_refused(clock: HandClock, program: Program):
     used = by_hand(clock, token=program.secret)
     refused = await used.authorize()
     program.fails()
@@ -255,8 +249,8 @@ async def test_a_command_that_fails_at_the_start_is_run_again_by_the_next_call(c
     assert (await used.authorize()).token == "printed"
 
 
-def test_a_command_is_run_again_ahead_of_what_its_token_says_of_its_end(program: Program):
-    clock = MockClock()  # stands still but for the jumps below: programs run in real time
+def test_a_command_is_run_again_before_its_token_expires(program: Program):
+    clock = MockClock()  # advances only by the steps below: programs run in real time
 
     async def until(condition: Callable[[], bool]) -> None:
         give_up_at = time.monotonic() + 20
@@ -283,19 +277,18 @@ def test_a_command_is_run_again_ahead_of_what_its_token_says_of_its_end(program:
 
 
 class OldTokens:
-    """A source whose tokens have expired when they come, by our clock at least."""
+    """A source whose tokens have already expired by our clock."""
 
     key = "intake.token"
-    look_interval_s = math.inf
-    pause_s = 0.0
+    interval_s = math.inf
     fetches = 0
 
-    async def fetch(self, *, afresh: bool) -> Token:
+    async def fetch(self) -> Token:
         self.fetches += 1
-        return expiring(f"{self.fetches}", -5000, since=anyio.current_time(), wall_since=EPOCH, is_sure=False)
+        return expiring_token(f"{self.fetches}", -5000, since=anyio.current_time(), wall_since=EPOCH, is_sure=False)
 
 
-def test_tokens_that_seem_old_are_used_and_their_source_is_not_asked_over_and_over(rng: Random):
+def test_tokens_that_seem_expired_are_used_and_their_source_is_not_asked_repeatedly(rng: Random):
     async def main() -> None:
         source = OldTokens()
         cache = TokenCache(source, noun="token", now=anyio.current_time, rng=rng)
@@ -315,21 +308,21 @@ def test_tokens_that_seem_old_are_used_and_their_source_is_not_asked_over_and_ov
 PAIR = [LiteralSecret("key-1"), LiteralSecret("key-2")]
 
 
-async def test_a_refused_key_gives_way_to_the_other_one_and_back(clock: HandClock):
+async def test_a_refused_key_is_replaced_by_the_other_one_and_back(clock: HandClock):
     used = by_hand(clock, keys=PAIR)
     first = await used.authorize()
     with capture_logs() as logs:
-        assert [used.refuse_key(first) for _ in range(64)] == [True] * 64, "one switch, and all may try again"
+        assert [used.refuse_key(first) for _ in range(64)] == [True] * 64, "the key was switched more than once"
         second = await used.authorize()
         assert second.subscription_key == "key-2"
-        used.note_accepted()
-        assert used.refuse_key(second), "the first was not refused since"
+        used.note_answer(Action.ACCEPT, second)
+        assert used.refuse_key(second), "the first key was refused again"
         assert (await used.authorize()).subscription_key == "key-1"
     switches = [(each["log_level"], each["key"]) for each in logs if each["event"] == "key_switched"]
     assert switches == [("warning", "intake.subscription_key_secondary"), ("warning", "intake.subscription_key")]
 
 
-async def test_two_refused_keys_take_turns_but_are_not_worth_trying_at_once(clock: HandClock):
+async def test_two_refused_keys_alternate_but_do_not_justify_an_immediate_retry(clock: HandClock):
     used = by_hand(clock, keys=PAIR)
     keys, worth = [], []
     with capture_logs() as logs:
@@ -339,10 +332,10 @@ async def test_two_refused_keys_take_turns_but_are_not_worth_trying_at_once(cloc
             worth.append(used.refuse_key(authorization))
     assert keys == ["key-1", "key-2"] * 3
     assert worth == [True, False, False, False, False, False]
-    assert told(logs) == ["key_switched"], "the turns are not told"
+    assert logged(logs) == ["key_switched"], "alternating keys are logged"
 
 
-async def test_a_single_key_stays(clock: HandClock):
+async def test_a_single_key_is_never_replaced(clock: HandClock):
     used = by_hand(clock)
     for _ in range(3):
         authorization = await used.authorize()
@@ -350,51 +343,32 @@ async def test_a_single_key_stays(clock: HandClock):
         assert not used.refuse_key(authorization)
 
 
-async def test_two_equal_keys_are_one(clock: HandClock):
+async def test_two_equal_keys_count_as_one(clock: HandClock):
     used = by_hand(clock, keys=[LiteralSecret("key-1"), LiteralSecret("key-1")])
     used.refuse_key(await used.authorize())
     assert not used.refuse_key(await used.authorize())
 
 
-async def test_a_replaced_key_is_worth_trying_when_its_turn_comes(clock: HandClock, tmp_path: Path):
+async def test_a_replaced_key_justifies_a_retry_when_its_turn_comes(clock: HandClock, tmp_path: Path):
     write(tmp_path / "key", "key-1")
     used = by_hand(clock, keys=[file_at(tmp_path / "key"), LiteralSecret("key-2")])
     used.refuse_key(await used.authorize())
     write(tmp_path / "key", "key-3")
-    assert not used.refuse_key(await used.authorize()), "it is not known yet that the first was replaced"
+    assert not used.refuse_key(await used.authorize()), "the replacement was noticed too early"
     assert (await used.authorize()).subscription_key == "key-3"
 
 
-async def test_a_key_by_command_is_asked_for_every_ten_seconds_at_most(clock: HandClock, program: Program):
+async def test_a_key_by_command_is_fetched_again_after_a_refusal(clock: HandClock, program: Program):
     used = by_hand(clock, keys=[program.secret])
     refused = await used.authorize()
     program.prints("printed-2")
-    for _ in range(10):
-        used.refuse_key(refused)
-        assert await used.authorize() == refused
-        clock.now_s += 0.99
-    assert program.runs == 1
-    clock.now_s += 1
+    assert await used.authorize() == refused
     used.refuse_key(refused)
     assert (await used.authorize()).subscription_key == "printed-2"
     assert program.runs == 2
 
 
-async def test_a_failing_key_command_is_left_in_peace_for_ten_seconds(clock: HandClock, program: Program):
-    program.fails()
-    used = by_hand(clock, keys=[program.secret])
-    for wait_s in (None, 10, 6):
-        with pytest.raises(NoTokenError, match=r"intake\.subscription_key: sh failed") as caught:
-            await used.authorize()
-        assert (caught.value.reason, caught.value.retry_after_s) == ("credentials", wait_s)
-        clock.now_s += 0 if wait_s is None else 4
-    assert program.runs == 1
-    program.prints("printed")
-    clock.now_s += 2
-    assert (await used.authorize()).subscription_key == "printed"
-
-
-async def test_a_key_that_cannot_be_had_gives_way_to_the_other_one(clock: HandClock, program: Program):
+async def test_an_unavailable_key_is_replaced_by_the_other_one(clock: HandClock, program: Program):
     program.fails()
     used = by_hand(clock, keys=[program.secret, LiteralSecret("key-2")])
     with pytest.raises(NoTokenError):
@@ -402,7 +376,7 @@ async def test_a_key_that_cannot_be_had_gives_way_to_the_other_one(clock: HandCl
     assert (await used.authorize()).subscription_key == "key-2"
 
 
-# --- nothing is shown ---
+# --- secrets are not shown ---
 
 CANARY = "Zx9unmistakable"
 

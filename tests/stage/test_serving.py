@@ -1,4 +1,4 @@
-"""Limits of the addresses that shipper serves at, with real sockets: on requests, answers and connections."""
+"""Limits of the HTTP servers of shipper on requests, answers and connections, with real sockets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Protocol(BoundedProtocol):
 
 
 class Application:
-    """Counts what reaches it; answers at once, except at `/never`, and at `/read`, where it reads on and on."""
+    """Counts requests; answers at once, except for `/never`, and for `/read`, where it reads endlessly."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -114,16 +114,27 @@ def test_a_request_below_the_limits_is_answered_and_the_connection_kept(applicat
             answer = b""
             while not answer.endswith(b"\r\n\r\nok"):
                 answer += (piece := client.recv(1000))
-                assert piece, "it was closed"
+                assert piece, "the connection was closed"
     assert application.paths == ["/long", "/many", "/empty"] * 4
 
 
-def test_headers_without_an_end_are_read_no_further_than_the_limit(application: Application, stack: ExitStack):
-    """What a client can send besides lies in the buffers of the two sockets."""
-    piece = b"X-Filler: " + b"a" * 65_000 + b"\r\n"
+@pytest.mark.parametrize(
+    ("beginning", "piece"),
+    [
+        (b"GET / HTTP/1.1\r\n", b"X-Filler: " + b"a" * 65_000 + b"\r\n"),
+        (b"GET / HTTP/1.1\r\nX: ", b"a" * 65_000),
+        (b"GET /", b"a" * 65_000),
+        (b"POST / HTTP/1.1\r\nContent-Length: 9999999999\r\n\r\n", b"a" * 65_000),
+    ],
+    ids=["headers", "a header", "a path", "a body"],
+)
+def test_an_endless_request_is_read_up_to_the_limit(
+    beginning: bytes, piece: bytes, application: Application, stack: ExitStack
+):
+    """What a client can send beyond that is in the buffers of the two sockets."""
     sent = 0
     with served(application) as address:
-        client = connected(stack, address, b"GET / HTTP/1.1\r\n")
+        client = connected(stack, address, beginning)
         with suppress(ConnectionError):
             while sent < 256 * 1024 * 1024:
                 sent += client.send(piece)
@@ -131,7 +142,7 @@ def test_headers_without_an_end_are_read_no_further_than_the_limit(application: 
     assert application.paths == []
 
 
-def test_requests_that_wait_for_their_turn_on_a_connection_are_bounded(application: Application, stack: ExitStack):
+def test_pipelined_requests_are_bounded(application: Application, stack: ExitStack):
     with served(application) as address:
         client = connected(stack, address)
         with suppress(ConnectionError):
@@ -140,7 +151,7 @@ def test_requests_that_wait_for_their_turn_on_a_connection_are_bounded(applicati
     assert application.paths == ["/never"]
 
 
-def test_a_body_is_bounded_where_bodies_are_taken(application: Application, stack: ExitStack):
+def test_a_body_is_bounded_where_bodies_are_read(application: Application, stack: ExitStack):
     chunk = b"1000\r\n" + b"a" * 4096 + b"\r\n"
     with served(application, body_bytes=100_000) as address:
         small = b"POST /read HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk * 20 + b"0\r\n\r\n"
@@ -149,20 +160,20 @@ def test_a_body_is_bounded_where_bodies_are_taken(application: Application, stac
         with suppress(ConnectionError):
             for _ in range(64 * 1024):
                 client.sendall(chunk)
-            pytest.fail("it reads for ever")
+            pytest.fail("the server reads endlessly")
     assert application.paths == ["/read", "/read"]
 
 
-def test_trailers_without_an_end_are_bounded(application: Application, stack: ExitStack):
+def test_endless_trailers_are_bounded(application: Application, stack: ExitStack):
     with served(application, body_bytes=100_000_000) as address:
         client = connected(stack, address, b"POST /never HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
         with suppress(ConnectionError):
             for _ in range(64 * 1024):
                 client.sendall(b"X: y\r\n" * 1000)
-            pytest.fail("it reads for ever")
+            pytest.fail("the server reads endlessly")
 
 
-def test_a_head_that_drips_is_cut_off_however_steadily(application: Application, stack: ExitStack):
+def test_a_slowly_sent_head_is_aborted(application: Application, stack: ExitStack):
     with served(application, request_seconds=0.3) as address:
         client = connected(stack, address, b"GET / HTTP/1.1\r\nX: ")
         client.settimeout(0.02)
@@ -177,7 +188,7 @@ def test_a_head_that_drips_is_cut_off_however_steadily(application: Application,
             except ConnectionError:
                 break
             drops += 1
-            assert drops < 3000, "it waits for ever"
+            assert drops < 3000, "the server waits endlessly"
     assert application.paths == []
 
 
@@ -188,20 +199,20 @@ def test_an_idle_connection_is_closed(data: bytes, application: Application, sta
     assert answer.endswith(b"ok") == bool(data)
 
 
-def test_an_answer_that_is_never_taken_costs_its_connection_after_a_while(application: Application, stack: ExitStack):
+def test_a_connection_whose_answer_is_never_read_is_closed_after_a_while(application: Application, stack: ExitStack):
     with served(application, answer_seconds=0.2) as address:
         assert all_of(connected(stack, address, b"GET /never HTTP/1.1\r\n\r\n")) == b""
     assert application.paths == ["/never"]
 
 
 @pytest.mark.parametrize("beginning", [b"", b"GET / HTTP/1.1\r\nX: ", b"GET /never HTTP/1.1\r\n\r\n"])
-def test_of_too_many_connections_the_oldest_goes_and_the_newest_is_answered(
+def test_of_too_many_connections_the_oldest_is_closed_and_the_newest_answered(
     beginning: bytes, application: Application, stack: ExitStack
 ):
-    """Also where all of them are being answered, as they are by a client that reads nothing."""
+    """Even if all of them are being answered, as with a client that reads nothing."""
     with served(application) as address:
         held = [connected(stack, address, beginning) for _ in range(4)]
-        if b"/never" in beginning:  # otherwise one whose request is not read yet counts as idle
+        if b"/never" in beginning:  # otherwise one with an unread request would count as idle
             wait_until(lambda: len(application.paths) == 4, "all are being answered")
         client = connected(stack, address, b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
         assert all_of(client).endswith(b"ok")

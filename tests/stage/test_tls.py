@@ -1,4 +1,4 @@
-"""TLS to the service: whom the endpoint trusts, what it shows, and which files it can use; on all event loops."""
+"""TLS to the service: trusted certificates, client certificates and their files, on all event loops."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ import pytest
 import trustme
 
 from shipper.config.settings import EndpointSettings
-from shipper.delivery.endpoint import make_ssl_context
-from shipper.delivery.no_answer import Progress, Stage, Way, no_answer
+from shipper.delivery.endpoint import ConnectionSettings, Endpoint
+from shipper.delivery.no_answer import Progress, Route, Stage, no_answer
 from shipper.model.errors import ConfigError
-from tests.stage.certificates import VERSIONS, context_of, demanding
-from tests.stage.endpoints import endpoint, failure, poll, post
-from tests.stage.loops import Run
-from tests.stage.servers import (
+from tests.servers import (
     Door,
     Greeter,
     Listener,
@@ -30,9 +27,12 @@ from tests.stage.servers import (
     Proxy,
     stall,
 )
+from tests.stage.certificates import VERSIONS, context_of, demanding
+from tests.stage.endpoints import DELIVERY, endpoint, failure, poll, post
+from tests.stage.loops import Run
 
 
-def test_a_trusted_certificate_is_accepted_and_its_connection_kept(run: Run, ca: Path, server_context: ssl.SSLContext):
+def test_a_trusted_certificate_is_accepted_and_the_connection_kept(run: Run, ca: Path, server_context: ssl.SSLContext):
     async def main() -> None:
         async with endpoint(origin.url, ca_bundle=ca) as used:
             assert (await post(used)).body == b"{}"
@@ -51,7 +51,7 @@ def test_a_trusted_certificate_is_accepted_and_its_connection_kept(run: Run, ca:
         ("expired", "certificate has expired"),
     ],
 )
-def test_a_certificate_that_is_not_accepted_is_a_fault_of_the_set_up_and_nothing_is_sent(
+def test_an_untrusted_certificate_is_a_setup_fault_and_nothing_is_sent(
     run: Run, authority: trustme.CA, ca: Path, fault: str, words: str
 ):
     context = {
@@ -65,7 +65,7 @@ def test_a_certificate_that_is_not_accepted_is_a_fault_of_the_set_up_and_nothing
             for _ in range(2):
                 error = await failure(used)
                 assert (error.cause, error.is_tls, error.is_stale, error.was_sent) == ("tls", True, False, False)
-                assert f"the certificate of {origin.url} is not accepted" in str(error)
+                assert f"the certificate of {origin.url} is not trusted" in str(error)
                 assert words in str(error)
 
     with Origin(context=context) as origin:
@@ -73,7 +73,7 @@ def test_a_certificate_that_is_not_accepted_is_a_fault_of_the_set_up_and_nothing
     assert (origin.accepted, origin.requests) == (2, [])
 
 
-def test_a_certificate_for_another_name_is_told_with_the_name(run: Run, authority: trustme.CA, ca: Path):
+def test_a_certificate_for_another_name_is_reported_with_the_name(run: Run, authority: trustme.CA, ca: Path):
     async def main() -> None:
         async with endpoint(f"https://localhost:{origin.port}", ca_bundle=ca) as used:
             error = await failure(used)
@@ -86,10 +86,8 @@ def test_a_certificate_for_another_name_is_told_with_the_name(run: Run, authorit
 
 
 @pytest.mark.parametrize("version", ["1.2", "1.3"])
-def test_a_client_without_the_certificate_that_the_server_asks_for_is_a_fault_of_the_set_up(
-    run: Run, authority: trustme.CA, ca: Path, version: str
-):
-    """In TLS 1.3 the client hears of it only when it waits for the answer to its first request."""
+def test_a_missing_client_certificate_is_a_setup_fault(run: Run, authority: trustme.CA, ca: Path, version: str):
+    """In TLS 1.3 the client learns this only while it waits for the answer to its first request."""
 
     async def main() -> None:
         async with endpoint(origin.url, ca_bundle=ca) as used:
@@ -106,7 +104,7 @@ def test_a_client_without_the_certificate_that_the_server_asks_for_is_a_fault_of
 
 
 @pytest.mark.parametrize("version", ["1.2", "1.3"])
-def test_a_client_certificate_that_the_server_does_not_know_is_a_fault_of_the_set_up(
+def test_an_unknown_client_certificate_is_a_setup_fault(
     run: Run, authority: trustme.CA, ca: Path, client: SimpleNamespace, version: str
 ):
     async def main() -> None:
@@ -125,17 +123,17 @@ def test_a_client_certificate_that_the_server_does_not_know_is_a_fault_of_the_se
 
 
 @pytest.mark.parametrize("is_reused", [False, True])
-def test_only_on_a_new_connection_a_refused_client_has_certainly_sent_nothing(is_reused: bool):
+def test_a_refused_client_has_certainly_sent_nothing_only_on_a_new_connection(is_reused: bool):
     progress = Progress(Stage.ANSWER, is_reused=is_reused)
     alert = ssl.SSLError(1, "tlsv13 alert certificate required")
     alert.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
-    error = no_answer(alert, Way("https://127.0.0.1:9", "", "intake", 1, 1), progress)
+    error = no_answer(alert, Route("https://127.0.0.1:9", "", "intake", 1, 1), progress)
     assert (error.cause, error.is_tls, error.was_sent) == ("tls", True, is_reused)
 
 
 @pytest.mark.parametrize("files", [("certificate", "key"), ("one", None)], ids=["two files", "one file"])
 @pytest.mark.parametrize("version", ["1.2", "1.3"])
-async def test_a_client_shows_its_certificate(
+async def test_the_client_certificate_is_sent(
     authority: trustme.CA, ca: Path, client: SimpleNamespace, version: str, files: tuple[str, str | None]
 ):
     certificate, key = files
@@ -146,7 +144,7 @@ async def test_a_client_shows_its_certificate(
     assert origin.peers == ["the-client"]
 
 
-async def test_an_older_version_of_tls_than_permitted_is_a_fault_of_the_set_up(authority: trustme.CA, ca: Path):
+async def test_an_older_tls_version_than_permitted_is_a_setup_fault(authority: trustme.CA, ca: Path):
     context = context_of(authority, "127.0.0.1")
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     with Origin(context=context) as origin:
@@ -162,7 +160,7 @@ async def test_an_older_version_of_tls_than_permitted_is_a_fault_of_the_set_up(a
 @pytest.mark.parametrize(
     ("peer", "cause"), [(Greeter, "connect_error"), (Door, "connect_error"), (Mute, "connect_timeout")]
 )
-def test_a_handshake_that_fails_for_another_reason_than_the_set_up_passes(
+def test_a_handshake_that_fails_for_another_reason_is_a_temporary_fault(
     run: Run, ca: Path, peer: type[Listener], cause: str
 ):
     async def main() -> None:
@@ -200,7 +198,7 @@ def test_a_cancelled_handshake_leaves_no_connection_and_a_usable_endpoint(
 
     begun: list[bytes] = []
     with Proxy() as tunnel, Slow(context=server_context) as origin:
-        gc.disable()  # it is not the collection of garbage that closes it
+        gc.disable()  # it must not be closed by garbage collection
         try:
             run(main)
         finally:
@@ -211,11 +209,12 @@ def test_a_cancelled_handshake_leaves_no_connection_and_a_usable_endpoint(
 # Files of certificates -----------------------------------------------------------------------------------------------
 
 
-def context_for(**changes: Any) -> ssl.SSLContext | None:
-    return make_ssl_context(EndpointSettings(base_url="https://intake.example.com", **changes), "intake")
+def context_for(**changes: Any) -> ssl.SSLContext:
+    settings = EndpointSettings(base_url="https://intake.example.com", **changes)
+    return ConnectionSettings(settings, DELIVERY, "intake").service_context
 
 
-def test_a_bundle_of_authorities_that_is_none_is_a_wrong_setting(tmp_path: Path):
+def test_an_invalid_ca_bundle_is_a_configuration_error(tmp_path: Path):
     (tmp_path / "empty.pem").touch()
     (tmp_path / "text.pem").write_bytes(b"hello")
     (tmp_path / "folder.pem").mkdir()
@@ -230,18 +229,18 @@ def test_a_bundle_of_authorities_that_is_none_is_a_wrong_setting(tmp_path: Path)
     [
         ("absent", None, "client_certificate", "absent cannot be read: No such file or directory"),
         ("folder", None, "client_certificate", "folder cannot be read: Is a directory"),
-        ("text", None, "client_certificate", "text holds no certificate in PEM form"),
-        ("certificate", None, "client_certificate", "holds no private key in PEM form.* write client_key"),
+        ("text", None, "client_certificate", "text contains no certificate in PEM form"),
+        ("certificate", None, "client_certificate", "contains no private key in PEM form.* set client_key"),
         ("broken", "key", "client_key", "the certificate in .*broken is damaged"),
         ("certificate", "absent", "client_key", "absent cannot be read: No such file or directory"),
-        ("certificate", "text", "client_key", "text holds no private key in PEM form"),
+        ("certificate", "text", "client_key", "text contains no private key in PEM form"),
         ("certificate", "broken", "client_key", "the key in .*broken or .* is damaged"),
         ("broken", None, "client_certificate", "broken is damaged"),
-        ("certificate", "other", "client_key", "other is not that of the certificate in .*certificate.pem"),
+        ("certificate", "other", "client_key", "other does not belong to the certificate in .*certificate.pem"),
         ("certificate", "sealed", "client_key", "encrypted key.*openssl pkey -in KEY -out NEW_KEY"),
     ],
 )
-def test_a_client_certificate_that_cannot_be_used_is_a_wrong_setting(
+def test_an_unusable_client_certificate_is_a_configuration_error(
     client: SimpleNamespace, tmp_path: Path, certificate: str, key: str | None, wrong_key: str, words: str
 ):
     (tmp_path / "folder").mkdir()
@@ -257,9 +256,11 @@ def test_a_client_certificate_that_cannot_be_used_is_a_wrong_setting(
     assert caught.value.key == f"intake.{wrong_key}"
 
 
-def test_only_addresses_that_are_https_need_a_context():
+def test_only_https_addresses_need_a_context():
     def is_made(base_url: str, proxy: str | None = None) -> bool:
-        return make_ssl_context(EndpointSettings(base_url=base_url, proxy=proxy), "intake") is not None
+        settings = ConnectionSettings(EndpointSettings(base_url=base_url, proxy=proxy), DELIVERY, "intake")
+        Endpoint(settings)
+        return "service_context" in vars(settings)
 
     assert not is_made("http://127.0.0.1:9")
     assert not is_made("http://127.0.0.1:9", "http://127.0.0.1:8")
@@ -268,7 +269,5 @@ def test_only_addresses_that_are_https_need_a_context():
 
 
 @pytest.mark.parametrize("version", ["1.2", "1.3"])
-def test_the_oldest_version_of_tls_is_what_the_settings_say(version: Any):
-    context = context_for(tls_minimum_version=version)
-    assert context is not None
-    assert context.minimum_version is VERSIONS[version]
+def test_the_minimum_tls_version_comes_from_the_settings(version: Any):
+    assert context_for(tls_minimum_version=version).minimum_version is VERSIONS[version]

@@ -1,4 +1,4 @@
-"""What is asked of a token endpoint, and what its answers mean."""
+"""Requests to a token endpoint, and the interpretation of its answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shipper.delivery.answer import Answer
 from shipper.delivery.credentials import NoTokenError
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.oauth2 import OAuth2Source
-from shipper.delivery.token_sources import Token
+from shipper.delivery.tokens import Token
 from shipper.model.errors import ConfigError
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.tokens import CLIENT_ID, CLIENT_SECRET, DEFAULT_SCOPE, PASSWORD, USERNAME, TokenIssuer
@@ -39,7 +39,7 @@ TRACE = "1b4e28ba-2fa1-11d2-883f-0016d3cca427"
 async def fetch(
     item: Answer | NoAnswerError | None, settings: OAuth2Settings | None = None, latency_s: float = 0.0
 ) -> Token:
-    """Ask an endpoint that gives this answer, on a clock of the wall that stands still."""
+    """Fetch from an endpoint that gives this answer, with a fixed wall clock."""
     source = OAuth2Source(
         settings or oauth2(),
         key="intake.oauth2",
@@ -47,7 +47,7 @@ async def fetch(
         now=anyio.current_time,
         wall_time=lambda: EPOCH,
     )
-    return await source.fetch(afresh=True)
+    return await source.fetch()
 
 
 async def refusal(item: Answer | NoAnswerError | None, settings: OAuth2Settings | None = None) -> NoTokenError:
@@ -108,7 +108,7 @@ async def test_both_grants_send_these_fields_and_no_others(settings: OAuth2Setti
         *[({"expires_in": nonsense}, 300) for nonsense in (None, "soon", "", "-1", "1e3", "٣", True, -1, 0, [5], {})],
     ],
 )
-def test_the_lifetime_is_read_leniently_and_counts_from_the_moment_of_asking(written: Any, lifetime_s: float):
+def test_the_lifetime_is_parsed_leniently_and_counts_from_the_request(written: Any, lifetime_s: float):
     async def main() -> None:
         await anyio.sleep(1000)
         token = await fetch(granted(**written), latency_s=3)
@@ -121,16 +121,16 @@ def test_the_lifetime_is_read_leniently_and_counts_from_the_moment_of_asking(wri
 
 
 @pytest.mark.parametrize(("lifetime_s", "margin_s"), [(3600, 360), (600, 60), (300, 60), (120, 30), (5, 1.25)], ids=str)
-async def test_a_successor_is_due_well_before_the_end(lifetime_s: float, margin_s: float):
+async def test_a_token_is_renewed_well_before_it_expires(lifetime_s: float, margin_s: float):
     token = await fetch(granted(expires_in=lifetime_s))
     assert token.expires_at is not None
     assert token.refresh_at is not None
     assert token.expires_at - token.refresh_at == pytest.approx(margin_s)
 
 
-def test_a_token_that_is_over_when_it_comes_is_none():
+def test_a_token_that_has_already_expired_is_refused():
     async def main() -> None:
-        with pytest.raises(NoTokenError, match="took longer than the token lives") as caught:
+        with pytest.raises(NoTokenError, match="took longer than the token is valid") as caught:
             await fetch(granted(expires_in=5), latency_s=5)
         assert caught.value.reason == "token_endpoint"
 
@@ -142,7 +142,7 @@ async def test_the_type_of_a_token_may_be_written_in_any_case(token_type: str):
     assert (await fetch(granted("it", token_type=token_type))).value == "it"
 
 
-async def test_a_byte_order_mark_before_the_answer_is_no_part_of_it():
+async def test_a_byte_order_mark_before_the_answer_is_ignored():
     plain = granted("it")
     assert (await fetch(replace(plain, body=BOM_UTF8 + plain.body))).value == "it"
 
@@ -150,24 +150,24 @@ async def test_a_byte_order_mark_before_the_answer_is_no_part_of_it():
 @pytest.mark.parametrize(
     ("item", "says"),
     [
-        (granted(token_type="mac"), "of another type than Bearer"),
-        (granted(token_type=None), "of another type than Bearer"),
-        (granted("Zx9 blank"), "no header can carry"),
-        (granted("Zx9\r\nX: y"), "no header can carry"),
-        (granted("Zx9€"), "no header can carry"),
-        (granted("Zx9" * 30_000), "no header can carry"),
-        (granted(""), "is no token"),
-        (granted(**{"access_token": ["Zx9"]}), "is no token"),
-        (answer(200), "is no token"),
-        (Answer(200, "text/html", "", b"<html>Zx9</html>"), "is no token"),
-        (Answer(200, "application/json", "", b'["Zx9"]'), "is no token"),
-        (Answer(200, "application/json", "", b"[" * 100_000), "is no token"),
-        (Answer(200, "application/json", "", b'{"access_token": "Zx9\xff"}'), "is no token"),
-        (Answer(204, "", "", b""), "is no token"),
+        (granted(token_type="mac"), "other than Bearer"),
+        (granted(token_type=None), "other than Bearer"),
+        (granted("Zx9 blank"), "not valid in a header"),
+        (granted("Zx9\r\nX: y"), "not valid in a header"),
+        (granted("Zx9€"), "not valid in a header"),
+        (granted("Zx9" * 30_000), "not valid in a header"),
+        (granted(""), "has no token"),
+        (granted(**{"access_token": ["Zx9"]}), "has no token"),
+        (answer(200), "has no token"),
+        (Answer(200, "text/html", "", b"<html>Zx9</html>"), "has no token"),
+        (Answer(200, "application/json", "", b'["Zx9"]'), "has no token"),
+        (Answer(200, "application/json", "", b"[" * 100_000), "has no token"),
+        (Answer(200, "application/json", "", b'{"access_token": "Zx9\xff"}'), "has no token"),
+        (Answer(204, "", "", b""), "has no token"),
     ],
     ids=lambda value: "" if isinstance(value, Answer) else value,
 )
-async def test_an_answer_that_holds_no_usable_token_is_an_error_that_does_not_show_it(item: Answer, says: str):
+async def test_an_answer_without_a_usable_token_is_an_error_that_does_not_quote_it(item: Answer, says: str):
     error = await refusal(item)
     assert (error.reason, error.retry_after_s) == ("token_endpoint", None)
     assert says in error.message
@@ -193,11 +193,16 @@ USER = "check intake.oauth2.username and intake.oauth2.password"
         (400, "something_else", "token", "the settings under intake.oauth2 (HTTP 400, something_else)"),
         (400, "Zx9 with blanks", "token_endpoint", "check intake.oauth2.token_url (HTTP 400)"),
         (401, ["Zx9"], "token", "the settings under intake.oauth2 (HTTP 401)"),
-        (400, "temporarily_unavailable", "token_endpoint", "for now (HTTP 400, temporarily_unavailable)"),
-        (429, "temporarily_unavailable", "token_endpoint", "for now"),
-        (429, None, "token_endpoint", "for now"),
-        (500, None, "token_endpoint", "for now"),
-        (503, "server_error", "token_endpoint", "for now"),
+        (
+            400,
+            "temporarily_unavailable",
+            "token_endpoint",
+            "temporarily unable to issue tokens (HTTP 400, temporarily_unavailable)",
+        ),
+        (429, "temporarily_unavailable", "token_endpoint", "temporarily unable to issue tokens"),
+        (429, None, "token_endpoint", "temporarily unable to issue tokens"),
+        (500, None, "token_endpoint", "temporarily unable to issue tokens"),
+        (503, "server_error", "token_endpoint", "temporarily unable to issue tokens"),
         (404, None, "token_endpoint", "check intake.oauth2.token_url (HTTP 404)"),
         (302, None, "token_endpoint", "check intake.oauth2.token_url (HTTP 302)"),
     ],
@@ -211,18 +216,18 @@ async def test_the_error_field_decides_and_the_message_names_the_setting(
     assert "Zx9" not in caught.message
 
 
-async def test_a_refused_user_is_told_from_a_refused_client():
+async def test_a_refused_user_is_distinguished_from_a_refused_client():
     assert USER in (await refusal(answer(400, error="invalid_grant"), password_grant())).message
     assert CLIENT in (await refusal(answer(400, error="invalid_client"), password_grant())).message
 
 
-async def test_the_ids_by_which_an_error_is_found_are_told():
+async def test_the_ids_of_an_error_are_reported():
     caught = await refusal(answer(401, error="invalid_client", trace_id=TRACE, correlation_id=f"{TRACE} Zx9"))
     assert caught.message.endswith(f"(HTTP 401, invalid_client, trace_id {TRACE})")
 
 
 @pytest.mark.parametrize(("retry_after", "wait_s"), [("60", 60), ("", None), ("99999999", 3600), ("soon", None)])
-async def test_the_wait_that_the_endpoint_asks_for_is_passed_on(retry_after: str, wait_s: float | None):
+async def test_the_wait_requested_by_the_endpoint_is_passed_on(retry_after: str, wait_s: float | None):
     assert (await refusal(answer(429, retry_after=retry_after))).retry_after_s == wait_s
 
 
@@ -232,7 +237,7 @@ async def test_no_answer_is_a_fault_of_the_endpoint():
     assert error.message == "cannot connect to https://login.example.com; check intake.oauth2.token_url"
 
 
-def test_a_hung_endpoint_is_left_after_half_a_minute():
+def test_a_hung_endpoint_is_abandoned_after_half_a_minute():
     async def main() -> None:
         error = await refusal(None)
         assert anyio.current_time() == 30
@@ -246,7 +251,7 @@ def test_missing_secrets_of_the_client_are_found_at_the_start():
     for name in ("client_secret", "password"):
         with pytest.raises(ConfigError, match=rf"intake\.oauth2\.{name}: environment variable NOT_SET is not set"):
             credentials(settings=password_grant(**{name: SecretReference(env="NOT_SET")}))
-        with pytest.raises(ConfigError, match=rf"intake\.oauth2\.{name}: program .* cannot be found or run"):
+        with pytest.raises(ConfigError, match=rf"intake\.oauth2\.{name}: program .* cannot be found or executed"):
             credentials(settings=password_grant(**{name: SecretReference(command=("no-such-program",))}))
 
 
@@ -273,7 +278,7 @@ async def test_the_secrets_of_the_client_are_read_again_for_each_request(tmp_pat
 
 
 @pytest.mark.parametrize("grant", ["client_credentials", "password"])
-async def test_the_sandbox_gives_tokens_and_says_what_is_wrong(grant: Any, rng: Random):
+async def test_the_sandbox_grants_tokens_and_reports_errors(grant: Any, rng: Random):
     issuer = TokenIssuer(SandboxOptions(), clock=lambda: EPOCH, rng=rng)
 
     async def post_form(url: str, form: dict[str, str]) -> Answer:

@@ -1,8 +1,7 @@
-"""A record with the EventId of one whose answer is not there waits for that answer, whatever the packer does then."""
+"""A record with the EventId of an unanswered one waits for that answer, whatever the packer does meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import repeat
 from typing import Any
 
@@ -14,9 +13,8 @@ import pytest
 from shipper.delivery.answer import Answer
 from shipper.model.records import Chunk
 from shipper.pipeline import Pipeline, settlement
-from shipper.state.store import Store
 from tests.fakes import OK, answer
-from tests.stage.pipelines import Source, pipeline_of, settings
+from tests.stage.pipelines import Source, accounted_store, pipeline_of, running, settings, until
 from tests.unit.test_codec import line
 
 REFUSED = answer(400)
@@ -24,25 +22,8 @@ OF_ONE = b"".join(line(1, ConsumerID=consumer) + b"\n" for consumer in range(1, 
 OTHER = line(2, ConsumerID=9) + b"\n"
 
 
-class Fed(Source):
-    """A source of the chunks that a test gives it, until it is closed."""
-
-    def __init__(self, *chunks: bytes, is_open: bool) -> None:
-        super().__init__()
-        self.chunks = chunks
-        self.closed = anyio.Event()
-        if not is_open:
-            self.closed.set()
-
-    async def run(self, chunks_tx: Any) -> None:
-        for data in self.chunks:
-            await self.send(chunks_tx, data)
-        await self.closed.wait()
-        self.is_exhausted = True
-
-
 class Service:
-    """Answers the first request only when it is told to, with the next of its answers, and then with 202."""
+    """Answers the first request on demand, with one of its answers after the other, then with 202."""
 
     certificate_expires_at = None
 
@@ -64,31 +45,20 @@ class Service:
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
-    store = Store(tmp_path)
-
-    def make(source: Fed, service: Service) -> Pipeline:
+    def make(source: Source, service: Service) -> Pipeline:
         made = settings(senders=2, batch_linger_seconds=0.0, batch_max_events=1)
         return pipeline_of(monkeypatch, made, source, store, repeat(service))
 
-    yield make
-    found = store.totals()
-    assert found.read == found.accepted + found.dead_lettered + found.duplicates
-    store.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    with anyio.fail_after(20):
-        while not condition():
-            await anyio.sleep(0.002)
+    with accounted_store(tmp_path) as store:
+        yield make
 
 
 async def ship(make: Any, service: Service, *chunks: bytes, is_open: bool) -> Pipeline:
-    """Ship; the first answer comes once all is read, and, if the input stays open, all is settled before it ends."""
-    source = Fed(*chunks, is_open=is_open)
+    """Ship; the first answer comes when everything is read. An open input ends when everything is settled."""
+    source = Source(chunks, is_followed=is_open)
     pipeline: Pipeline = make(source, service)
     records = sum(chunk.count(b"\n") for chunk in chunks)
-    async with anyio.create_task_group() as group:
-        group.start_soon(pipeline.run)
+    async with running(pipeline):
         await service.asked.wait()
         await until(lambda: pipeline.totals.read == records)
         assert pipeline.totals.pending == records
@@ -96,13 +66,13 @@ async def ship(make: Any, service: Service, *chunks: bytes, is_open: bool) -> Pi
         if is_open:
             await until(lambda: not pipeline.totals.pending)
             source.closed.set()
-    assert source.stream.checkpoint == sum(map(len, chunks))
+    assert source.stream.checkpoint == source.size
     return pipeline
 
 
 @pytest.mark.parametrize("ticks", range(12))
-async def test_what_is_read_at_the_moment_of_the_answer_is_not_lost(make: Any, ticks: int):
-    class FedAtTheAnswer(Fed):
+async def test_a_record_read_at_the_moment_of_the_answer_is_not_lost(make: Any, ticks: int):
+    class FedAtTheAnswer(Source):
         async def run(self, chunks_tx: Any) -> None:
             send = chunks_tx.send
 
@@ -117,15 +87,13 @@ async def test_what_is_read_at_the_moment_of_the_answer_is_not_lost(make: Any, t
             await super().run(chunks_tx)
 
     service = Service(OK)
-    source = FedAtTheAnswer(OF_ONE, OTHER, is_open=False)
+    source = FedAtTheAnswer([OF_ONE, OTHER])
     pipeline: Pipeline = make(source, service)
-    with anyio.fail_after(20):
-        async with anyio.create_task_group() as group:
-            group.start_soon(pipeline.run)
-            await until(lambda: pipeline.totals.read == 4)
-            service.go.set()
+    async with running(pipeline):
+        await until(lambda: pipeline.totals.read == 4)
+        service.go.set()
     assert (pipeline.totals.accepted, pipeline.totals.duplicates) == (2, 3)
-    assert source.stream.checkpoint == len(OF_ONE + OTHER)
+    assert source.stream.checkpoint == source.size
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -137,15 +105,15 @@ async def test_after_an_acceptance_the_others_are_duplicates_and_never_sent(make
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-async def test_after_a_refusal_the_next_one_is_sent_and_the_others_wait_for_its_answer(make: Any, is_open: bool):
+async def test_after_a_refusal_the_next_record_is_sent_and_the_others_wait_for_its_answer(make: Any, is_open: bool):
     service = Service(REFUSED, REFUSED, OK)
     pipeline = await ship(make, service, OF_ONE, is_open=is_open)
-    assert service.consumers == [[1], [2], [3]], "in their order"
+    assert service.consumers == [[1], [2], [3]], "the records were not sent in order"
     totals = pipeline.totals
     assert (totals.accepted, totals.dead_lettered, totals.duplicates) == (1, 2, 1)
 
 
-async def test_a_later_record_does_not_pass_the_one_that_waits(make: Any):
+async def test_a_later_record_does_not_overtake_a_waiting_one(make: Any):
     service = Service(REFUSED, OK)
     middle = len(OF_ONE) // 2
     pipeline = await ship(make, service, OF_ONE[:middle], OTHER, OF_ONE[middle:], is_open=True)
@@ -154,13 +122,12 @@ async def test_a_later_record_does_not_pass_the_one_that_waits(make: Any):
     assert (pipeline.totals.accepted, pipeline.totals.dead_lettered, pipeline.totals.duplicates) == (2, 1, 2)
 
 
-async def test_what_waits_may_take_all_the_room_there_is(make: Any, monkeypatch: pytest.MonkeyPatch):
+async def test_waiting_records_may_fill_the_whole_room(make: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(settlement, "MAX_HELD_BYTES", 4_000)
     service = Service(OK)
-    source = Fed(OF_ONE, OTHER, is_open=False)
+    source = Source([OF_ONE, OTHER])
     pipeline = make(source, service)
-    async with anyio.create_task_group() as group:
-        group.start_soon(pipeline.run)
+    async with running(pipeline):
         await service.asked.wait()
         await until(lambda: pipeline.totals.read == 2)
         service.go.set()

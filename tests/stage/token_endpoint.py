@@ -1,4 +1,4 @@
-"""A token endpoint for tests of credentials, and what is needed around it."""
+"""A token endpoint for tests of credentials, with helpers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Any
 import anyio
 import msgspec
 import trio
+from structlog.typing import EventDict
 from trio.testing import MockClock
 
 from shipper.config.secrets import LiteralSecret, Secret
-from shipper.config.settings import EndpointSettings, OAuth2Settings
+from shipper.config.settings import DeliverySettings, EndpointSettings, OAuth2Settings
 from shipper.delivery.answer import Answer
 from shipper.delivery.credentials import Credentials
-from shipper.delivery.endpoint import NoAnswerError
+from shipper.delivery.endpoint import ConnectionSettings, NoAnswerError
 
 EPOCH = 1_700_000_000.0
 TOKEN_URL = "https://login.example.com/token"
 
 
 def in_virtual_time(main: Callable[[], Awaitable[None]]) -> None:
-    """Run with a clock that jumps to the next thing to do; threads and programs have no place there."""
+    """Run on a clock that jumps to the next event; threads and programs are not supported."""
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
@@ -40,18 +41,23 @@ def granted(token: str = "a-token", **changes: Any) -> Answer:
 
 
 def jwt_like(exp: object, header: str = "e30") -> str:
-    """Make a token that says when it expires; nobody signed it."""
+    """Return an unsigned token with an expiry."""
     return f"{header}.{urlsafe_b64encode(msgspec.json.encode({'exp': exp, 'sub': 'x'})).decode().rstrip('=')}.c2ln"
+
+
+def logged(logs: list[EventDict], level: str = "warning") -> list[str]:
+    """Return the log events of a level."""
+    return [entry["event"] for entry in logs if entry["log_level"] == level]
 
 
 class TokenEndpoint:
     """
-    Gives out numbered tokens, or what the script says: an answer, an error, or `None` for none at all.
+    Issues numbered tokens, or follows a script: an answer, an error, or `None` for no answer.
 
     Attributes:
-        called_at: When it was asked.
-        ends_at: By token: when it expires; a token is good for `lifetime_s` from the moment it was asked for.
-        mood: What it does once the script is used up; as an item of the script, "" = a token.
+        called_at: The times of the requests.
+        ends_at: The expiry of each token, `lifetime_s` after the request.
+        mood: What it does after the script, like an item of the script; "" = a token.
     """
 
     def __init__(
@@ -118,16 +124,16 @@ def credentials(
     wall_time: Callable[[], float] = wall_time,
     rng: Random | None = None,
 ) -> Credentials:
-    """Make credentials with tokens from an endpoint, or with the one that is given."""
+    """Return credentials with tokens from an endpoint, or with the one passed."""
+    endpoint_settings = EndpointSettings(
+        base_url="https://intake.example.com",
+        subscription_key=keys[0],
+        subscription_key_secondary=keys[1] if len(keys) > 1 else None,
+        token=token,
+        oauth2=(settings or oauth2()) if token is None else None,
+    )
     return Credentials(
-        EndpointSettings(
-            base_url="https://intake.example.com",
-            subscription_key=keys[0],
-            subscription_key_secondary=keys[1] if len(keys) > 1 else None,
-            token=token,
-            oauth2=(settings or oauth2()) if token is None else None,
-        ),
-        section="intake",
+        ConnectionSettings(endpoint_settings, DeliverySettings(), "intake"),
         post_form=endpoint or TokenEndpoint(),
         now=now,
         wall_time=wall_time,

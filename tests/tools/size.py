@@ -1,11 +1,11 @@
 """
-Measures the size of the code, in numbers: `python -m tests.tools.size [--way] [CHECKOUT]`.
+Measure the size of the code: `python -m tests.tools.size [--way] [CHECKOUT]`.
 
     files, lines  of Python
-    rooms         packages and modules at the top of the package
-    floors        the longest chain of rooms that import each other
-    arrows back   imports between modules that are part of a circle
-    on the way    modules that are called for each batch of a backfill; only with --way, as it takes some seconds
+    top level     packages and modules at the top level of the package
+    layers        length of the longest import chain between them
+    cycles        imports between modules that are part of a cycle
+    record path   modules that are called for each batch of a backfill; only with --way, which takes some seconds
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 BATCHES = 50
-# Runs within the measured process: counts the calls of functions by module, in every thread.
+# Runs in the measured process: counts the function calls of all threads by module.
 COUNT_CALLS = """
 import atexit, collections, json, os, sys, threading
 calls = collections.Counter()
@@ -36,7 +36,7 @@ atexit.register(save)
 threading.setprofile(note)
 sys.setprofile(note)
 """
-# Runs in the checkout, whose benchmark knows how it ships.
+# Runs in the checkout, and uses its benchmark.
 SHIP = """
 import os, subprocess, sys
 from pathlib import Path
@@ -53,9 +53,9 @@ Graph = Mapping[str, frozenset[str]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.tools.size", description="The size of the code, in numbers.")
-    parser.add_argument("checkout", nargs="?", type=Path, default=Path(), help="another checkout than this one")
-    parser.add_argument("--way", action="store_true", help="also count the modules in the path of a record")
+    parser = argparse.ArgumentParser(prog="python -m tests.tools.size", description="Measure the size of the code.")
+    parser.add_argument("checkout", nargs="?", type=Path, default=Path(), help="default: the current folder")
+    parser.add_argument("--way", action="store_true", help="also count the modules in the record path")
     options = parser.parse_args()
     root: Path = options.checkout.resolve()
     for part in ("shipper", "tests"):
@@ -64,18 +64,18 @@ def main() -> None:
     modules = import_graph(root)
     rooms = {room_of(module) for module in modules} - {"shipper"}
     floors = between_rooms(modules)
-    print(f"{'rooms':18} {len(rooms):>7,}")
-    print(f"{'floors':18} {max(height(room, floors, ()) for room in rooms):>7,}")
+    print(f"{'top level':18} {len(rooms):>7,}")
+    print(f"{'layers':18} {max(height(room, floors, ()) for room in rooms):>7,}")
     back = circles(modules)
-    print(f"{'arrows back':18} {len(back):>7,} {' '.join(back)}")
+    print(f"{'cycles':18} {len(back):>7,} {' '.join(back)}")
     print(f"{'README':18} {(root / 'README.md').stat().st_size:>7,} bytes")
     if options.way:
         way = on_the_way(root)
-        print(f"{'on the way':18} {len(way):>7,} {' '.join(way)}")
+        print(f"{'record path':18} {len(way):>7,} {' '.join(way)}")
 
 
 def import_graph(root: Path) -> Graph:
-    """Return which modules each module imports when it is loaded or called; not what only types need."""
+    """Return the modules that each module imports at run time, not those imported only for types."""
     paths = {module_name(path.relative_to(root)): path for path in sorted((root / "shipper").rglob("*.py"))}
     return {name: frozenset(imported(path, for_types=False)) & paths.keys() - {name} for name, path in paths.items()}
 
@@ -85,7 +85,7 @@ def module_name(path: Path) -> str:
 
 
 def imported(path: Path, *, for_types: bool) -> Iterator[str]:
-    """Yield the dotted names of all imports, also those within functions; with `for_types`, what only types need."""
+    """Yield the dotted names of all imports, including those within functions; `for_types`: also those for types."""
     waiting: list[ast.AST] = [ast.parse(path.read_text())]
     while waiting:
         node = waiting.pop()
@@ -118,7 +118,7 @@ def height(room: str, rooms: Graph, below: tuple[str, ...]) -> int:
 
 
 def circles(modules: Graph) -> list[str]:
-    """Return the imports that are part of a circle."""
+    """Return the imports that are part of a cycle."""
     reached = {module: reachable(module, modules) for module in modules}
     return sorted(f"{one}->{each}" for one, others in modules.items() for each in others if one in reached[each])
 
@@ -133,13 +133,13 @@ def reachable(start: str, modules: Graph) -> set[str]:
 
 
 def on_the_way(root: Path) -> list[str]:
-    """Return the modules that are called for each batch: they are called more often if there are more."""
+    """Return the modules that are called for each batch: those called more often for more batches."""
     few, many = calls(root, BATCHES), calls(root, 3 * BATCHES)
     return sorted(name for name in many if name.startswith("shipper.") and many[name] - few.get(name, 0) > BATCHES)
 
 
 def calls(root: Path, batches: int) -> dict[str, int]:
-    """Ship batches to a server on loopback, and return how often functions of each module were called."""
+    """Ship batches to a server on loopback, and return the number of function calls by module."""
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         (folder / "sitecustomize.py").write_text(COUNT_CALLS)

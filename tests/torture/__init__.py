@@ -1,16 +1,14 @@
 """
 An adversary that tries to make shipper lose a record: `python -m tests.torture --seed N --duration S`.
 
-A producer writes records whose content is a function of their id, by three lanes: log files that `shipper run`
-follows, a pipe that `shipper pipe` reads, and exports that `shipper backfill` ships. The service, the processes, the
-disk, the clock and the files go wrong in turn, in an order that the seed determines. Then it is quiet, and every record
-has to be where it belongs.
+Producers write records whose content is a function of their number to four lanes: log files that `shipper run` follows
+with and without `input.on_complete`, a pipe that `shipper pipe` reads, and exports that `shipper backfill` ships.
+Faults hit the service, the processes, the disk, the clock and the files in an order determined by the seed. After the
+faults, every record must be accepted or be a dead letter, as planned.
 
-- `records`: what is written, what of it the service may have, and what must become a dead letter.
-- `service`, `books`: the service, and what it was sent when and by whom.
-- `producing`: who writes records at a rate.
-- `lanes`, `application`, `pipe`, `exports`: the shippers and what feeds them.
-- `faults`: the table of what goes wrong; add to it there.
-- `adversary`: deals the faults.
-- `checking`: what must hold in the end.
+- `records`: the records, with the expected event or the rule by which each becomes a dead letter.
+- `service`, `journal`: the service, and which process delivered what and when.
+- `lanes`, `application`, `live`, `pipe`, `exports`: the shippers and their inputs.
+- `faults`, `schedule`: the faults, and their order. Add faults to the tables.
+- `checking`: the checks at the end.
 """

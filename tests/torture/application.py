@@ -1,31 +1,30 @@
-"""The application whose log files `shipper run` follows, and its rotator."""
+"""The lane of log files: `shipper run`, and the application that writes and rotates the files."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from threading import Event
 from typing import Any, ClassVar, Final
 
-from tests.e2e.files import COMPRESSIONS, compress, copytruncate, told
+from tests.e2e.files import COMPRESSIONS, compress, copytruncate, log_lines
+from tests.torture.journal import Producer
 from tests.torture.lanes import Lane
-from tests.torture.producing import Producer
 
 _FILES: Final = ("app", "web", "api")
-_LATE_S: Final = 0.6  # from a rotation to the last write into the old file; below `input.rotate_wait_seconds`
+_LATE_S: Final = 0.6  # from a rotation to the last write to the old file; less than `input.rotate_wait_seconds`
 
 
 class LogFile:
     """
-    A file that is written piecemeal.
+    A log file with partially written lines.
 
     Attributes:
-        numbers: Of the records that were written to their end in it since it was new or emptied.
-        rest: What is yet to be written of its last line.
+        numbers: The records completely written since the file was created or truncated.
+        rest: The unwritten part of the last line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,7 +34,7 @@ class LogFile:
         self._torn = -1
 
     def append(self, producer: Producer, count: int, rng: Random) -> None:
-        """Append records, the last of them perhaps torn."""
+        """Append records, the last one possibly incomplete."""
         data = self.take_rest()
         for left in reversed(range(count)):
             number, record = producer.next_record()
@@ -66,14 +65,7 @@ class LogFile:
 
 
 class Application(Producer):
-    """
-    What writes the files of a folder, and rotates them: all calls from one thread.
-
-    Attributes:
-        noted: How often something happened.
-    """
-
-    noted: Counter[str]
+    """An application that writes and rotates files in a folder; all calls must come from one thread."""
 
     def _begin_in(self, folder: Path) -> None:
         self.folder = folder
@@ -87,24 +79,24 @@ class Application(Producer):
             chore[1]()
 
     def is_in_flight(self, file: LogFile) -> bool:
-        """Return whether the service has not got all of what is in a file."""
-        return any(not self.has(number) and not self.make(number).rule for number in file.numbers)
+        """Return whether records of a file have not arrived at the service."""
+        return any(map(self.is_missing, file.numbers))
 
     def do_soon(self, chore: Callable[[], object]) -> Event:
-        """Have the application do something; the event tells that it has. For other threads than the application's."""
+        """Have the thread of the application call a function; return an event that is set afterwards."""
         is_done = Event()
         self._chores.append((0.0, lambda: (chore(), is_done.set())))
         return is_done
 
     def _rotated(self, file: LogFile, *, has_date: bool = False) -> Path:
         self._rotations += 1
-        self.noted["rotations"] += 1
-        self.noted["rotations in flight"] += self.is_in_flight(file)
+        self.counts["rotations"] += 1
+        self.counts["rotations in flight"] += self.is_in_flight(file)
         suffix = f"-20261101-{self._rotations:06}" if has_date else f".{self._rotations}"
         return file.path.with_name(f"{file.path.name}{suffix}")
 
     def rename(self, file: LogFile, rng: Random, *, suffix: str = "") -> bool:
-        """Rename a file; the rest of a torn line is written into the old one a little later, and that is compressed."""
+        """Rename a file; write the rest of its last line a little later, and then compress it."""
         if not file.path.exists():
             return False
         new = self._rotated(file)
@@ -119,7 +111,7 @@ class Application(Producer):
         return True
 
     def rotate_in_a_burst(self, file: LogFile, rng: Random) -> bool:
-        """Begin files and rename them away faster than anybody looks, or while nobody does."""
+        """Create and rename files faster than shipper looks, or while it does not run."""
         if not file.path.exists():
             return False
         file.finish_line()
@@ -138,7 +130,7 @@ class Application(Producer):
         return new
 
     def copy_and_truncate(self, file: LogFile, rng: Random, *, suffix: str = "") -> bool:
-        """Copy a file and empty it; the copy stays beside it."""
+        """Copy a file and truncate it; the copy stays in the same folder."""
         if not file.path.exists():
             return False
         file.finish_line()
@@ -160,16 +152,16 @@ class RunLane(Application, Lane):
         self._begin_in(self.shipper.folder / "logs")
         self.files = [LogFile(self.folder / f"{name}.ndjson") for name in _FILES]
         self.writing_rng = Random(self.rng.random())
-        # With what rotation makes of them, or only the names that are written: then it has to find the rest by itself.
+        # With the rotated files, or only the written names, so that shipper must find the rotated files itself.
         self._include = json.dumps([f"{self.folder}/{self.rng.choice(['*.ndjson*', '*.ndjson'])}"])
 
     def __enter__(self) -> RunLane:
-        """Let it look at its patterns before anything is written: what had gone by then was never promised."""
+        """Wait until shipper has looked at its patterns: files that disappear earlier need not be delivered."""
         super().__enter__()
         self.start()
         assert self.running is not None
         running = self.running
-        running.wait_until(lambda: told(running, "inputs_found"), "it has looked at its patterns", limit_s=60)
+        running.wait_until(lambda: log_lines(running, "inputs_found"), "the first look is over", limit_s=60)
         return self
 
     def settings(self) -> dict[str, object]:
@@ -178,7 +170,7 @@ class RunLane(Application, Lane):
     def arguments(self) -> Sequence[str | Path]:
         return ["run"]
 
-    # The application and its rotator: all calls from one thread -------------------------------------------------------
+    # The application and its rotator, in one thread -------------------------------------------------------------------
 
     def produce(self) -> None:
         self._do_chores(time.monotonic())
@@ -201,7 +193,7 @@ class RunLane(Application, Lane):
         self.latest = max((number for number in newest if not self.make(number).rule), default=self.latest)
 
     def rotate_while_stopped(self, rng: Random) -> None:
-        """Rename what is there, and one to four files that are begun only now; some are compressed at once."""
+        """Rename the current file and one to four new files; compress some of them at once."""
         file, has_date = rng.choice(self.files), rng.random() < 0.5
         file.begin()
         file.finish_line()
@@ -211,7 +203,7 @@ class RunLane(Application, Lane):
                 compress(new, rng.choice([*COMPRESSIONS]))
 
     def truncate_when_read(self, file: LogFile, rng: Random) -> bool:
-        """Empty a file of which no copy is left, once all of it is settled: what was not read would be gone."""
+        """Truncate a file without a copy after all of it is settled, because unread data would be lost."""
         file.finish_line()
         if not file.numbers or not self._is_settled(file.path):
             return False
@@ -228,6 +220,6 @@ class RunLane(Application, Lane):
         return all(each["stream_id"] for each in self._streams())
 
     def _streams(self) -> list[dict[str, Any]]:
-        """Ask as a user does how far each file is."""
+        """Return the progress of each file as shown by `status`."""
         status = self.shipper.run("status", "--json", "--all", check=False, settings=self.settings())
         return json.loads(status.stdout)["state"]["streams"] if status.returncode == 0 else []

@@ -1,4 +1,4 @@
-"""Exports that are shipped as cron would have it."""
+"""The lane of exports."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from typing import Any, ClassVar
 
 from tests.e2e.driver import Result
 from tests.e2e.files import COMPRESSIONS
-from tests.torture.books import Process
+from tests.torture.journal import BACKLOG_MAX, Process
 from tests.torture.lanes import Lane
-from tests.torture.producing import BACKLOG_MAX
 
 _FOREIGN_LINES = 5_000
 
 
 class BackfillLane(Lane):
-    """Exports, plain and compressed, that `shipper backfill` ships as cron would have it do, over and over."""
+    """Plain and compressed exports that `shipper backfill` ships again and again, like a cron job."""
 
     name: ClassVar = "backfill"
     good_ends: ClassVar = frozenset({0, 3})
@@ -42,7 +41,7 @@ class BackfillLane(Lane):
         return ["backfill", self._folder, "--summary", "json", "--listen", "127.0.0.1:0"]
 
     def produce(self) -> None:
-        """Exports are made when there is time to ship them; see `tend`."""
+        """Do nothing: `tend` writes the exports."""
 
     def finish_producing(self) -> None:
         self._due_at = float("inf")
@@ -72,12 +71,7 @@ class BackfillLane(Lane):
         self._is_shipped = result.returncode in self.good_ends
 
     def drop_foreign(self, *, limit_s: float) -> bool:
-        """
-        Drop another program's log among the exports, and take it away once the shipper has refused to go on with it.
-
-        Returns:
-            Whether it has.
-        """
+        """Add a log file of another program to the exports; return whether shipper has stopped because of it."""
         self._drops += 1
         self._foreign = {
             b"level=info drop=%d request=%d path=/health took=%d ms" % (self._drops, number, number % 97)
@@ -87,11 +81,11 @@ class BackfillLane(Lane):
         path.write_bytes(b"".join(line + b"\n" for line in sorted(self._foreign)))
         self._is_shipped = False
         self._foreign_path = path.rename(self._folder / path.name)
-        bit = self.rest_until(lambda: not self._foreign, limit_s=limit_s)
-        if not bit:
+        is_refused = self.rest_until(lambda: not self._foreign, limit_s=limit_s)
+        if not is_refused:
             self.end_by(signal.SIGTERM)
             self._take_foreign_away()
-        return bit
+        return is_refused
 
     def note_own_end(self, result: Result) -> None:
         is_held_back = result.summary is not None and "records.mistake_limit" in result.summary["message"]
@@ -103,22 +97,22 @@ class BackfillLane(Lane):
         self._take_foreign_away()
 
     def _take_foreign_away(self) -> None:
-        """Remove the file, and take note of its lines that have become dead letters, which are few."""
+        """Remove the file, and expect the few dead letters of its lines."""
         found = [each for each in self.shipper.read_state().dead_letters if each.path == str(self._foreign_path)]
         limit = self._chosen["records.mistake_limit"]
         assert isinstance(limit, int)
-        assert len(found) <= limit, f"{len(found)} letters of a file that is unlike records"
+        assert len(found) <= limit, f"{len(found)} dead letters of a file without records"
         assert {each.raw for each in found} <= self._foreign
         self.letters.update((each.raw, "json") for each in found)
-        self.noted["letters of foreign files"] += len(found)
+        self.counts["letters of foreign files"] += len(found)
         self.removed.add(str(self._foreign_path))
-        if found:  # otherwise it may not have been opened
+        if found:  # otherwise the file may not have been opened
             self.taken_away.add(str(self._foreign_path))
         self._foreign_path.unlink()
         self._foreign = set()
 
     def export(self) -> None:
-        """Write a file elsewhere and move it in, some times two."""
+        """Write one or two files elsewhere and move them in."""
         self._is_shipped = False
         for _ in range(self.rng.choice([1, 1, 2])):
             self._exports += 1
@@ -135,8 +129,8 @@ class BackfillLane(Lane):
         return super().is_alive()
 
     def close(self) -> Result:
-        """Ship what is left, and a last export."""
-        assert self.rest_until(self._has_nothing_to_do, limit_s=120), "exports are left"
+        """Ship the remaining exports and a last one."""
+        assert self.rest_until(self._has_nothing_to_do, limit_s=120), "exports remain"
         self.export()
         self.start()
         return self.finish()

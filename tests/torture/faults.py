@@ -1,7 +1,7 @@
 """
-Everything that goes wrong, in tables: add to them, and it is dealt, counted and missed if it never happened.
+Tables of faults. Every fault in them is injected and counted, and must have an effect at least once.
 
-A fault is a function of what it befalls and a source of chance; it takes its time, and tells whether it bit.
+A fault is a function of a target and a random generator; it blocks while active, and returns whether it had an effect.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from email.utils import formatdate
 from functools import partial
 from random import Random
@@ -21,13 +21,14 @@ from tests.torture.application import LogFile, RunLane
 from tests.torture.exports import BackfillLane
 from tests.torture.lanes import Lane
 from tests.torture.live import LiveLane
+from tests.torture.schedule import Fault
 from tests.torture.service import AGAIN, NAMED, VAGUE, Medley, Misbehaviour, Service, Shape
 
 ServiceFault = Callable[[Service, Random], bool]
 LaneFault = Callable[[Lane, Random], bool]
 FileFault = Callable[[RunLane, LogFile, Random], bool]
 
-_BITE_LIMIT_S: Final = 20.0
+_EFFECT_LIMIT_S: Final = 20.0
 _CLOSED: Final = Reply(fault="close")
 _DENIAL: Final = Reply(status=200, body=b'{"success":false}')
 
@@ -41,7 +42,7 @@ def _error(status: int, message: str = "", **headers: str) -> Reply:
 
 
 def _answers(reply: Reply, *, stores: bool = False, hangs: bool = False) -> ServiceFault:
-    """A few requests, or all of a while, are answered so."""
+    """Give this answer to a few requests, or to all for a while."""
 
     def fault(service: Service, rng: Random) -> bool:
         seconds, times = rng.choice([(0.0, rng.randrange(1, 8)), (rng.uniform(0.2, 2), 1)])
@@ -51,7 +52,7 @@ def _answers(reply: Reply, *, stores: bool = False, hangs: bool = False) -> Serv
 
 
 def _medley(service: Service, rng: Random) -> bool:
-    """For a while, each third request goes wrong in one way or another."""
+    """Let every third request fail in one of several ways for a while."""
     several = [
         *(Misbehaviour(reply) for reply in (RESET, WEB_PAGE, _DENIAL, _error(503), _error(429), _error(403))),
         *(Misbehaviour(reply, stores=True) for reply in (STORE_AND_RESET, _error(500))),
@@ -75,14 +76,14 @@ def _too_large(service: Service, rng: Random) -> bool:
 
 
 def _wait_for_more(count: Callable[[], int], before: int) -> None:
-    """Wait until a fault has bitten, but not for ever."""
-    until = time.monotonic() + _BITE_LIMIT_S
+    """Wait until a fault has an effect, for a limited time."""
+    until = time.monotonic() + _EFFECT_LIMIT_S
     while count() == before and time.monotonic() < until:
         time.sleep(0.02)
 
 
 def _shaped(shapes: Sequence[Shape]) -> ServiceFault:
-    """Poison is refused by an answer of success, in one of these shapes; until the next restart of the service."""
+    """Refuse poison by a 2xx answer in one of these shapes."""
 
     def fault(service: Service, rng: Random) -> bool:
         intake, before = service.intake, service.intake.shaped
@@ -96,7 +97,7 @@ def _shaped(shapes: Sequence[Shape]) -> ServiceFault:
 
 
 def _success(document: object, *, stores: bool = False) -> ServiceFault:
-    """An answer of success says that it is none, or cannot be understood."""
+    """Answer 200 with a body that reports a failure or cannot be understood."""
     return _answers(Reply(status=200, body=json.dumps(document).encode()), stores=stores)
 
 
@@ -108,11 +109,11 @@ def _revokes_tokens(service: Service, rng: Random) -> bool:
 
 
 def _no_tokens(service: Service, rng: Random) -> bool:
-    """All tokens are revoked, and there are no new ones for a while."""
-    endpoint = service.token_endpoint
+    """Revoke all tokens, and issue no new ones for a while."""
+    endpoint = service.tokens
     before = endpoint.failures
     endpoint.is_away = True
-    service.tokens.revoke()
+    endpoint.revoke()
     _wait_for_more(lambda: endpoint.failures, before)
     time.sleep(rng.uniform(0, 1))
     endpoint.is_away = False
@@ -158,63 +159,63 @@ SERVICE: Final[dict[str, ServiceFault]] = {
 
 
 def _kill(lane: Lane, rng: Random) -> bool:
-    """Kill it while it has something to do, and start the next one at once or later."""
-    lane.rest_until(lambda: lane.backlog > 0 and lane.is_alive(), limit_s=_BITE_LIMIT_S)
+    """Kill the process while records are in flight, and start the next one at once or later."""
+    lane.rest_until(lambda: lane.backlog > 0 and lane.is_alive(), limit_s=_EFFECT_LIMIT_S)
     lane.rest(rng.uniform(0, 0.3))
-    lane.noted["kills with records in flight"] += lane.backlog > 0
-    bit = lane.end_by(signal.SIGKILL)
+    lane.counts["kills with records in flight"] += lane.backlog > 0
+    has_effect = lane.end_by(signal.SIGKILL)
     time.sleep(rng.choice([0, rng.uniform(0, 1)]))
     lane.tend()
-    return bit
+    return has_effect
 
 
 def _kill_at_start(lane: Lane, rng: Random) -> bool:
-    lane.rest_until(lane.is_alive, limit_s=_BITE_LIMIT_S)
+    lane.rest_until(lane.is_alive, limit_s=_EFFECT_LIMIT_S)
     lane.end_by(signal.SIGKILL)
-    lane.rest_until(lane.is_alive, limit_s=_BITE_LIMIT_S)
+    lane.rest_until(lane.is_alive, limit_s=_EFFECT_LIMIT_S)
     time.sleep(rng.uniform(0, 0.5))
     return lane.end_by(signal.SIGKILL)
 
 
 def _stop(lane: Lane, rng: Random) -> bool:
-    lane.rest_until(lane.is_alive, limit_s=_BITE_LIMIT_S)
+    lane.rest_until(lane.is_alive, limit_s=_EFFECT_LIMIT_S)
     lane.rest(rng.uniform(0, 0.5))
-    bit = lane.end_by(signal.SIGTERM)
+    has_effect = lane.end_by(signal.SIGTERM)
     time.sleep(rng.choice([0, rng.uniform(0, 1)]))
-    return bit
+    return has_effect
 
 
 def _hold(lane: Lane, rng: Random) -> bool:
-    """Hold it, some times for longer than any answer takes."""
-    lane.rest_until(lane.is_alive, limit_s=_BITE_LIMIT_S)
+    """Stop the process by SIGSTOP, sometimes for longer than the read timeout."""
+    lane.rest_until(lane.is_alive, limit_s=_EFFECT_LIMIT_S)
     return lane.hold(rng.choice([rng.uniform(0.1, 1.5), rng.uniform(0.1, 1.5), rng.uniform(4, 6)]))
 
 
 def _fill_disk(lane: Lane, rng: Random) -> bool:
-    """Fill its disk until it notices, and make room after a while, some times after a kill."""
-    lane.rest_until(lane.is_alive, limit_s=_BITE_LIMIT_S)
+    """Fill the disk until shipper notices, and free it after a while, sometimes after a kill."""
+    lane.rest_until(lane.is_alive, limit_s=_EFFECT_LIMIT_S)
     with lane.full_disk():
-        bit = lane.rest_until(lane.misses_room, limit_s=_BITE_LIMIT_S)
+        has_effect = lane.rest_until(lane.misses_room, limit_s=_EFFECT_LIMIT_S)
         lane.rest(rng.uniform(0, 2))
         if rng.random() < 0.3:
             lane.end_by(signal.SIGKILL)
-    return bit
+    return has_effect
 
 
 def _fail_fsync(lane: Lane, rng: Random) -> bool:
-    """Let nothing be forced to its disk until that was tried, and some times for a while; a kill may follow."""
-    lane.rest_until(lambda: lane.backlog > 0 and lane.is_alive(), limit_s=_BITE_LIMIT_S)
+    """Make fsync fail at least once, sometimes for a while; sometimes kill the process."""
+    lane.rest_until(lambda: lane.backlog > 0 and lane.is_alive(), limit_s=_EFFECT_LIMIT_S)
     before = lane.failed_fsyncs
     with lane.failing_fsync():
-        bit = lane.rest_until(lambda: lane.failed_fsyncs > before, limit_s=_BITE_LIMIT_S)
+        has_effect = lane.rest_until(lambda: lane.failed_fsyncs > before, limit_s=_EFFECT_LIMIT_S)
         lane.rest(rng.choice([0, rng.uniform(0, 1)]))
         if rng.random() < 0.3:
             lane.end_by(signal.SIGKILL)
-    return bit
+    return has_effect
 
 
 def _step_clock(lane: Lane, rng: Random, *, direction: int) -> bool:
-    """Let the wall clock jump, and after a while jump back."""
+    """Step the wall clock, and after a while step it back."""
     seconds = direction * rng.choice([rng.randrange(30, 600), rng.randrange(3600, 86_400)])
     lane.step_clock(seconds)
 
@@ -222,10 +223,10 @@ def _step_clock(lane: Lane, rng: Random, *, direction: int) -> bool:
         at = (lane.status().get("live") or {}).get("at")
         return at is not None and abs(at - time.time() - seconds) < 10
 
-    bit = lane.rest_until(is_seen, limit_s=_BITE_LIMIT_S)
+    has_effect = lane.rest_until(is_seen, limit_s=_EFFECT_LIMIT_S)
     lane.rest(rng.uniform(0.5, 2))
     lane.step_clock(0)
-    return bit
+    return has_effect
 
 
 LANE: Final[dict[str, LaneFault]] = {
@@ -243,7 +244,7 @@ LANE: Final[dict[str, LaneFault]] = {
 # The exports ------------------------------------------------------------------------------------------------------
 
 EXPORTS: Final[dict[str, Callable[[BackfillLane, Random], bool]]] = {
-    "unlike input": lambda lane, rng: lane.drop_foreign(limit_s=_BITE_LIMIT_S),
+    "unlike input": lambda lane, rng: lane.drop_foreign(limit_s=_EFFECT_LIMIT_S),
 }
 
 
@@ -251,11 +252,11 @@ EXPORTS: Final[dict[str, Callable[[BackfillLane, Random], bool]]] = {
 
 
 def _rotate_while_stopped(lane: RunLane, rng: Random) -> bool:
-    """End it, let files be begun and rotated away, and start the next one."""
-    lane.rest_until(lane.is_alive, limit_s=_BITE_LIMIT_S)
+    """End the process, create and rotate files, and start the next process."""
+    lane.rest_until(lane.is_alive, limit_s=_EFFECT_LIMIT_S)
     lane.end_by(rng.choice([signal.SIGTERM, signal.SIGKILL]))
     is_done = lane.do_soon(lambda: lane.rotate_while_stopped(rng))
-    return not lane.is_alive() and is_done.wait(_BITE_LIMIT_S)
+    return not lane.is_alive() and is_done.wait(_EFFECT_LIMIT_S)
 
 
 RUN: Final[dict[str, Callable[[RunLane, Random], bool]]] = {"generations rotated while stopped": _rotate_while_stopped}
@@ -278,3 +279,18 @@ LIVE: Final[dict[str, Callable[[LiveLane, LogFile, Random], bool]]] = {
     "renamed and written late": LiveLane.write_late,
     "renamed, and nothing after": LiveLane.leave_empty,
 }
+
+
+# By lane ----------------------------------------------------------------------------------------------------------
+
+
+def of_lane(lane: Lane) -> Mapping[str, Fault]:
+    if isinstance(lane, BackfillLane):
+        return {**LANE, **EXPORTS}
+    return {**LANE, **RUN} if isinstance(lane, RunLane) else LANE
+
+
+def of_files(lane: Lane) -> Mapping[str, Fault]:
+    if isinstance(lane, LiveLane):
+        return LIVE
+    return FILE if isinstance(lane, RunLane) else {}

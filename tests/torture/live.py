@@ -1,4 +1,4 @@
-"""Log files of which `shipper run` puts away those that were rotated; what only seems to be rotated must stay."""
+"""The lane with `input.on_complete`: rotated files are completed, files that only seem to be rotated must stay."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from tests.torture.application import LogFile, RunLane
 
 _FILES: Final = ("orders", "bets")
 _PATIENCE_S: Final = 8.0
-_SPARE_S: Final = 1.0  # beyond `input.rotate_wait_seconds`, for a look and a save
+_SPARE_S: Final = 1.0  # in addition to `input.rotate_wait_seconds`, for a look and a save
 
 
 class LiveFile(LogFile):
-    """A file that has to be there whenever something is written to it."""
+    """A file that must exist whenever it is written to."""
 
     def write(self, data: bytes) -> None:
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         except FileNotFoundError:
-            raise AssertionError(f"{self.path} was put away though it is live") from None
+            raise AssertionError(f"{self.path} was completed although it is live") from None
         with open(descriptor, "ab") as out:
             out.write(data)
 
 
 class LiveLane(RunLane):
-    """`shipper run` with `input.on_complete`, on files that are restored, moved with their folder and written late."""
+    """`shipper run` with `input.on_complete` on files that are restored, moved with their folder and written late."""
 
     name: ClassVar = "live"
 
@@ -45,10 +45,10 @@ class LiveLane(RunLane):
             completion["input.completed_directory"] = str(self.shipper.folder / "done")
         return {**super().settings(), **completion}
 
-    # Each fault tells whether one process delivered all of the file and then had the time to put it away.
+    # Each fault returns whether one process delivered the whole file and then had time to complete it.
 
     def restore(self, file: LogFile, rng: Random) -> bool:
-        """Put a copy in the place of a file: another inode of the same name, with the old content and more."""
+        """Replace a file by a copy: the same name and content with another inode, and then more records."""
         self._fill(file, rng)
         copy = LogFile(self.shipper.folder / "restored")
         shutil.copyfile(file.path, copy.path)
@@ -59,7 +59,7 @@ class LiveLane(RunLane):
         return self._is_left_alone(file)
 
     def rename_folder(self, file: LogFile, rng: Random) -> bool:
-        """Rename the folder and, after some more was written, back."""
+        """Rename the folder, write more, and rename it back."""
         self._fill(file, rng)
         away = LiveFile(self.folder.with_name("away") / file.path.name)
         self.folder.rename(away.path.parent)
@@ -71,17 +71,17 @@ class LiveLane(RunLane):
         return self._is_left_alone(file)
 
     def write_late(self, file: LogFile, rng: Random) -> bool:
-        """Rename a file that its writer keeps open, and to which it writes long after."""
+        """Rename a file that its writer keeps open and writes to much later."""
         self._fill(file, rng)
         with file.path.open("ab", buffering=0) as kept:
             old = self._rename_away(file)
-            bit = self._has_time_for(old)
+            is_delivered = self._has_time_for(old)
             for _ in range(rng.randrange(1, 20)):
                 kept.write(self.next_record()[1].line)
-        return bit
+        return is_delivered
 
     def leave_empty(self, file: LogFile, rng: Random) -> bool:
-        """Rename a file for good and leave an empty one in its place: only the renamed one goes."""
+        """Rename a file for good and create an empty one in its place: only the renamed one is completed."""
         self._fill(file, rng)
         old = self._rename_away(file)
         is_left_alone = self._has_time_for(old)
@@ -100,12 +100,12 @@ class LiveLane(RunLane):
         return old
 
     def _is_left_alone(self, file: LogFile) -> bool:
-        bit = self._has_time_for(file)
+        is_delivered = self._has_time_for(file)
         file.write(b"")
-        return bit
+        return is_delivered
 
     def _has_time_for(self, file: LogFile) -> bool:
-        """Wait until a file is delivered and could be put away by now; False = that took too long, or a new process."""
+        """Wait until a file is delivered and could have been completed; False = not in time, or the process ended."""
         process, until = self.running, time.monotonic() + _PATIENCE_S
         while self.is_in_flight(file) and time.monotonic() < until:
             time.sleep(0.05)

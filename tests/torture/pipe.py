@@ -14,22 +14,22 @@ from typing import Any, ClassVar, Final
 
 from tests.e2e.driver import Result
 from tests.e2e.surroundings import spooled, unread_bytes
-from tests.torture.books import Process
+from tests.torture.journal import Process
 from tests.torture.lanes import Lane
 from tests.torture.records import Record
 
 _PIPE_BYTES: Final = 1 << 20
-_FED_BYTES: Final = 1 << 19  # in the pipe at most, so that a write is read as a whole
+_FED_BYTES: Final = 1 << 19  # at most in the pipe, so that a write is read as a whole
 _IN_HAND: Final = "taken from the pipe by a process that was killed before it kept them"
 _IN_HAND_WITHOUT_ROOM: Final = f"{_IN_HAND}, and that had met a full disk"
 
 
 class PipeLane(Lane):
     """
-    `producer | shipper pipe`; the pipe outlives a crash, as its other end is the producer's.
+    `producer | shipper pipe`; the pipe survives a crash, because the producer holds its other end.
 
-    What a process had taken from the pipe and not kept when it was killed is written again by the producer, as it is
-    when a pipe breaks; it must be no more than the last thing it read.
+    As after a broken pipe, the producer writes again what a killed process had read from the pipe and not stored. That
+    must be no more than its last read.
     """
 
     name: ClassVar = "pipe"
@@ -41,9 +41,9 @@ class PipeLane(Lane):
         fcntl.fcntl(self._write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._lock = Lock()
         self._again: deque[int] = deque()
-        self._fed: deque[tuple[int, int, int]] = deque()  # number, begin and end, in bytes of this process's input
+        self._fed: deque[tuple[int, int, int]] = deque()  # number, start and end, in bytes of this process's input
         self._fed_bytes = 0
-        self._rest = b""  # of a torn line
+        self._rest = b""  # of an incomplete line
         self._cut: set[int] = set()
 
     def __exit__(self, *_: object) -> None:
@@ -93,7 +93,7 @@ class PipeLane(Lane):
         return self.next_record()
 
     def after_end(self, result: Result, process: Process) -> None:
-        """Take back what is left in the pipe, and what was taken from it and is kept nowhere."""
+        """Take back what is left in the pipe, and what was read from it and not stored."""
         with self._lock:
             taken = self._fed_bytes
             while unread := unread_bytes(self._read_end):
@@ -102,18 +102,20 @@ class PipeLane(Lane):
             kept = self._kept()
             for number, begin, end in self._fed:
                 is_kept = self.has(number) or self.make(number).raw in kept
-                if taken < end and not is_kept:  # one cut off in front of its newline is whole, and may be kept
+                if taken < end and not is_kept:  # a line without its newline is complete and may be stored
                     again.append(number)
                     if begin < taken:
                         self._cut.add(number)
                 elif not is_kept:
                     in_hand.append(number)
                 else:
-                    assert not in_hand, f"records {in_hand} of the pipe were lost, and {number} behind them is kept"
+                    assert not in_hand, (
+                        f"records {in_hand} of the pipe were lost, but the later record {number} was stored"
+                    )
             in_hand_bytes = sum(len(self.make(number).line) for number in in_hand)
-            assert in_hand_bytes <= _PIPE_BYTES, f"{in_hand_bytes} bytes of the pipe were read and kept nowhere"
-            self.noted[_IN_HAND] += len(in_hand)
-            self.noted[_IN_HAND_WITHOUT_ROOM] += len(in_hand) * process.met_full_disk
+            assert in_hand_bytes <= _PIPE_BYTES, f"{in_hand_bytes} bytes were read from the pipe and not stored"
+            self.counts[_IN_HAND] += len(in_hand)
+            self.counts[_IN_HAND_WITHOUT_ROOM] += len(in_hand) * process.met_full_disk
             self._cut.update(in_hand)
             self._again.extendleft(reversed([*in_hand, *again]))
             self._fed.clear()

@@ -1,4 +1,4 @@
-"""Records whose content is a function of seed, lane and number, so that any of them can be made again to compare."""
+"""Records whose content is a function of seed, lane and number, so that each can be recreated for a comparison."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
-POISON: Final = "rejected"  # the rule by which shipper keeps what the service refuses
+POISON: Final = "rejected"  # the rule of a record that the service refuses
 
-_ODD_SHARE: Final = 0.1  # must be put right on the way
+_ODD_SHARE: Final = 0.1  # must be normalised by shipper
 _INVALID_SHARE: Final = 0.004
 _POISON_SHARE: Final = 0.003
 _COUNTRIES: Final = ["GB", "DE", "SE", "NO", "MT"]
@@ -20,11 +20,11 @@ NAMES: Final = ["brisk_otter", "søvnig_gås", "плут", "猫", 'q"uote\\d', "
 class Record:
     """
     Attributes:
-        key: Of lane and number.
-        line: As it is written, with its newline.
-        event: As the service must get it.
-        is_verbatim: The service must get the very bytes.
-        rule: By which it becomes a dead letter; empty = it is delivered.
+        key: Identifies lane and number.
+        line: The written line, with its newline.
+        event: The event that the service must get.
+        is_verbatim: Whether the service must get the record byte for byte.
+        rule: The rule by which it becomes a dead letter; empty = it is delivered.
     """
 
     key: int
@@ -39,7 +39,7 @@ class Record:
 
 
 class Records:
-    """All records of one seed and lane."""
+    """The records of one seed and lane."""
 
     def __init__(self, seed: int, lane: int) -> None:
         self.lane = lane
@@ -75,7 +75,7 @@ class Records:
         return self._record(number, event, event)
 
     def of_event_id(self, event_id: str) -> Record | None:
-        """Make the record that has this EventId; None if this seed and lane have none such."""
+        """Return the record with an EventId; None if it does not belong to this seed and lane."""
         record = self.make(int(event_id[24:], 16))
         return record if record.event["EventId"] == event_id else None
 

@@ -1,4 +1,4 @@
-"""The service: it misbehaves as it is told, and keeps the books of what it was sent, by which process, and when."""
+"""The service: misbehaves on demand, and records deliveries in the journal."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from typing import Final, NamedTuple, Self
 import msgspec
 
 from tests.e2e.fake_service import OK, RESET, FakeService, Reply, is_peer_gone
-from tests.torture.books import READ_TIMEOUT_S, Books
+from tests.torture.journal import READ_TIMEOUT_S, Journal
 from tests.torture.records import POISON
 
 TOKEN_LIFE_S: Final = 20
 _HANG_S: Final = 3 * READ_TIMEOUT_S
-_BITE_LIMIT_S: Final = 20.0
+_EFFECT_LIMIT_S: Final = 20.0
 
 
 @dataclass(eq=False)
 class Misbehaviour:
     """
-    What the service does instead of its duty.
+    What the service does instead of answering correctly.
 
     Attributes:
-        stores: It takes the events first.
-        hangs: It does not answer.
-        loses_answer: The sender cannot know that they were taken.
-        over_events: Smaller batches are taken.
-        hits: How many requests it befell.
+        stores: Whether it stores the events first.
+        hangs: Whether it sends no answer.
+        loses_answer: Whether the sender cannot know that they were stored.
+        over_events: Smaller batches are answered correctly.
+        hits: Number of requests affected.
     """
 
     reply: Reply = OK
@@ -46,12 +46,12 @@ class Misbehaviour:
     hits: int = 0
 
     def pick(self) -> Misbehaviour | None:
-        """Choose what befalls a request; None = nothing."""
+        """Return what happens to a request; None = nothing."""
         return self
 
 
 class Medley(Misbehaviour):
-    """Some of all requests are befallen, each by another one of several."""
+    """Applies one of several misbehaviours to a share of all requests."""
 
     _SHARE: Final = 0.3
 
@@ -69,12 +69,12 @@ class Medley(Misbehaviour):
 
 class Shape(NamedTuple):
     """
-    What the service says of a part of the batches in which it refuses something.
+    The form of an answer to a batch with refused events.
 
     Attributes:
-        document: Made from the EventIds of the batch, which of them are poison, and which are to be sent again.
-        is_vague: It does not say which events are poison, so that the good ones are sent once more.
-        again: Every so many'th event is not taken for now; 0 = none.
+        document: Creates the body from the EventIds of the batch, the poison among them, and those to send again.
+        is_vague: Whether it does not name the poison, so that good events are sent again.
+        again: Every n-th event must be sent again; 0 = none.
     """
 
     document: Callable[[list[str], set[int], set[int]], object]
@@ -84,7 +84,7 @@ class Shape(NamedTuple):
 
 
 def _one_by_one(ids: list[str], poison: set[int], again: set[int]) -> object:
-    """Return a result for each event, in forms that change from one to the next."""
+    """Return a result for each event, in alternating forms."""
     good, bad, later = (201, "accepted", "200"), (400, "denied", "422"), (503.0, "429", "unavailable")
     kinds = [bad if index in poison else later if index in again else good for index in range(len(ids))]
     return {"results": [{"EventId": ids[index], "status": kind[index % 3]} for index, kind in enumerate(kinds)]}
@@ -116,21 +116,38 @@ class Batch(msgspec.Struct):
     events: list[msgspec.Raw]
 
 
-class Tokens:
-    """Which access tokens are good."""
+class TokenEndpoint(FakeService):
+    """
+    Issues tokens, and knows which are valid.
 
-    prefix = "token"
+    Attributes:
+        prefix: The prefix of all tokens.
+        is_away: Whether it issues no tokens.
+        failures: Number of failed token requests.
+        refused: Number of requests to the service with an invalid token.
+    """
 
     def __init__(self) -> None:
+        super().__init__()
+        self.misbehaviour: Misbehaviour | None = None
+        self.prefix = "token"
+        self.is_away = False
+        self.failures = self.refused = 0
         self._until: dict[str, float] = {}
-        self._count = 0
-        self.refused = 0
+        self._issued = 0
 
-    def give(self) -> str:
-        self._count += 1
-        token = f"{self.prefix}-{self._count}"
+    def arrived(self, headers: Message, body: bytes) -> Reply:
+        if self.is_away:
+            self.failures += 1
+            return Reply(status=503)
+        if bad := self.misbehaviour and self.misbehaviour.pick():
+            bad.hits += 1
+            return bad.reply
+        self._issued += 1
+        token = f"{self.prefix}-{self._issued}"
         self._until[token] = time.monotonic() + TOKEN_LIFE_S
-        return token
+        granted = {"token_type": "Bearer", "expires_in": TOKEN_LIFE_S, "access_token": token}
+        return Reply(status=200, body=json.dumps(granted).encode())
 
     def is_good(self, header: str | None) -> bool:
         is_good = self._until.get((header or "").removeprefix("Bearer "), 0.0) > time.monotonic()
@@ -141,36 +158,15 @@ class Tokens:
         self._until = {}
 
 
-class TokenEndpoint(FakeService):
-    """Gives out tokens; `is_away` while it does not."""
-
-    def __init__(self, tokens: Tokens) -> None:
-        super().__init__()
-        self.misbehaviour: Misbehaviour | None = None
-        self.is_away = False
-        self.failures = 0
-        self._tokens = tokens
-
-    def arrived(self, headers: Message, body: bytes) -> Reply:
-        if self.is_away:
-            self.failures += 1
-            return Reply(status=503)
-        if bad := self.misbehaviour and self.misbehaviour.pick():
-            bad.hits += 1
-            return bad.reply
-        token = {"token_type": "Bearer", "expires_in": TOKEN_LIFE_S, "access_token": self._tokens.give()}
-        return Reply(status=200, body=json.dumps(token).encode())
-
-
 class Intake(FakeService):
-    """The route for batches; poison is refused with its batch, or in the shape that is set."""
+    """The route for batches; poison is refused with its batch, or in the form of `shape`."""
 
-    def __init__(self, books: Books, tokens: Tokens, port: int) -> None:
+    def __init__(self, journal: Journal, tokens: TokenEndpoint, port: int) -> None:
         super().__init__(port)
         self.misbehaviour: Misbehaviour | None = None
         self.shape: Shape | None = None
         self.shaped = 0
-        self._books = books
+        self._journal = journal
         self._tokens = tokens
         self._mine = threading.local()
 
@@ -187,8 +183,8 @@ class Intake(FakeService):
     def arrived(self, headers: Message, body: bytes) -> Reply:
         self._mine.delivery = None
         reply = self._reply(headers, body)
-        with self._books.lock:
-            self._books.requests[0 if reply.fault in {"reset", "store_and_reset"} else reply.status] += 1
+        with self._journal.lock:
+            self._journal.requests[0 if reply.fault in {"reset", "store_and_reset"} else reply.status] += 1
         return reply
 
     def done(self) -> None:
@@ -215,19 +211,19 @@ class Intake(FakeService):
         return self._hang() if bad.hangs else bad.reply
 
     def _handle(self, headers: Message, raws: list[msgspec.Raw]) -> Reply:
-        """Do as the service should."""
+        """Answer a batch correctly."""
         if not self._tokens.is_good(headers["Authorization"]):
             return _refusal(401, "Unauthorized. Access token has expired.")
-        found = [self._books.read(bytes(raw)) for raw in raws]
+        found = [self._journal.read(bytes(raw)) for raw in raws]
         poison = {index for index, record in enumerate(found) if record is not None and record.rule == POISON}
         shape = self.shape
         if poison and shape is None:
-            self._books.bisects += len(found) > 1
+            self._journal.bisects += len(found) > 1
             return _refusal(400, "An event is not valid.")
         again = set(range(0, len(found), shape.again)) - poison if shape and shape.again and len(found) > 1 else set()
-        process = self._books.processes[headers["Ocp-Apim-Subscription-Key"]]
+        process = self._journal.processes[headers["Ocp-Apim-Subscription-Key"]]
         taken = [record for index, record in enumerate(found) if record is not None and index not in poison | again]
-        delivery = self._mine.delivery = self._books.store(taken, process)
+        delivery = self._mine.delivery = self._journal.store(taken, process)
         if shape is None or not poison | again:
             return Reply(body=json.dumps({"accepted": len(taken), "duplicates": 0, "rejected": []}).encode())
         self.shaped += 1
@@ -248,7 +244,7 @@ def _refusal(status: int, message: str) -> Reply:
 
 
 def _port_for_good() -> int:
-    """Find a port that the system gives to nobody else while nobody listens there."""
+    """Find a port that the system does not assign while nothing listens on it."""
     first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = SystemRandom().randrange(10_000, first_given)
@@ -258,54 +254,46 @@ def _port_for_good() -> int:
 
 class Service:
     """
-    Both servers; the intake can be restarted on its port.
+    The intake, which can be restarted on the same port, and the token endpoint.
 
     Attributes:
-        intake: The one that listens now.
+        intake: The current server.
     """
 
-    def __init__(self, books: Books) -> None:
-        self.books = books
-        self.tokens = Tokens()
-        self.token_endpoint = TokenEndpoint(self.tokens)
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.tokens = TokenEndpoint()
         self._port = _port_for_good()
-        self.intake = Intake(books, self.tokens, self._port)
+        self.intake = Intake(journal, self.tokens, self._port)
         self.base_url = self.intake.target.base_url
+        self.token_url = f"{self.tokens.target.base_url}/token"
 
     def __enter__(self) -> Self:
-        self.token_endpoint.__enter__()
+        self.tokens.__enter__()
         self.intake.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):
             self.intake.__exit__()
-        self.token_endpoint.__exit__()
-
-    @property
-    def token_url(self) -> str:
-        return f"{self.token_endpoint.target.base_url}/token"
+        self.tokens.__exit__()
 
     def misbehave(self, misbehaviour: Misbehaviour, *, seconds: float, times: int = 1) -> bool:
-        """
-        Misbehave for so long and so often at least.
-
-        Returns:
-            Whether a request met it.
-        """
+        """Misbehave for a minimum time and number of requests; return whether a request was affected."""
         self.intake.misbehaviour = misbehaviour
-        begin = time.monotonic()
-        while (passed := time.monotonic() - begin) < _BITE_LIMIT_S and (passed < seconds or misbehaviour.hits < times):
+        begin, passed = time.monotonic(), 0.0
+        while passed < _EFFECT_LIMIT_S and (passed < seconds or misbehaviour.hits < times):
             time.sleep(0.01)
+            passed = time.monotonic() - begin
         self.intake.misbehaviour = None
         return misbehaviour.hits > 0
 
     def restart(self, *, pause_s: float) -> bool:
-        """Close the port and all connections, and come back with what was stored."""
+        """Close the port and all connections, and restart with the stored events."""
         old = self.intake
-        had_requests = sum(self.books.requests.values()) > 0
+        had_requests = sum(self.journal.requests.values()) > 0
         old.__exit__()
         time.sleep(pause_s)
-        self.intake = Intake(self.books, self.tokens, self._port)
+        self.intake = Intake(self.journal, self.tokens, self._port)
         self.intake.__enter__()
         return had_requests

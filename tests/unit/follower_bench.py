@@ -1,4 +1,4 @@
-"""A folder, a store, and followers that are driven by hand."""
+"""A folder, a store, and followers that are driven step by step."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from shipper.model.records import MARKER_BYTES, Checkpoint, Chunk, shown
+from shipper.config.settings import load_settings
+from shipper.model.records import MARKER_BYTES, Checkpoint, Chunk
 from shipper.sources.discovery import Patterns
 from shipper.sources.follower import Follower
-from shipper.sources.identity import StreamBook
+from shipper.sources.identity import StreamIndex
 from shipper.state.store import Store
-from shipper.status.overview import Overview, Present, look_at
+from shipper.status.overview import Overview
+from shipper.status.snapshot import Snapshot, take_snapshot
 
 ROTATE_WAIT_S = 5.0
 
 
 def settle(store: Store, chunks: Iterable[Chunk], wall_time: float = 1.0) -> None:
-    """Save chunks as if their records had all been accepted, the way the pipeline does it."""
+    """Save chunks as if all their records had been accepted, like the pipeline."""
     checkpoints = [
         Checkpoint(
             stream=chunk.stream,
@@ -39,7 +41,7 @@ def settle(store: Store, chunks: Iterable[Chunk], wall_time: float = 1.0) -> Non
 
 
 class Bench:
-    """Make it, then `start`; a second `start` is a new process, which knows what the store knows."""
+    """Create it, then call `start`; a second `start` is a new process with the saved state."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "logs"
@@ -50,29 +52,30 @@ class Bench:
         self.clock = count(1)
         self.wall_time = 1.0
         self.now = 0.0
+        self.is_started = False
 
     def patterns(self, *names: str) -> Patterns:
-        return Patterns([str(self.folder / name) for name in names], own_directory=self.state)
+        return Patterns([str(self.folder / name) for name in names], state_directory=self.state)
 
     def start(self, *names: str, **changes: Any) -> Follower:
         self.names = names or ("*.log",)
-        ids = count(self.store.streams.youngest_id() + 1)
+        ids = count(self.store.streams.newest_id() + 1)
         self.follower = Follower(
             self.patterns(*self.names),
-            StreamBook(self.store.streams.known("file"), ids.__next__, max_record_bytes=1000),
+            StreamIndex(self.store.streams.load("file"), ids.__next__, max_record_bytes=1000),
             self.store.streams,
-            rotate_wait_s=ROTATE_WAIT_S,
             wall_time=lambda: self.wall_time,
-            **changes,
+            **{"rotate_wait_s": ROTATE_WAIT_S, **changes},
         )
-        self.follower.look(self.follower.find(), 0.0)
+        self.is_started = True
+        self.follower.scan(self.follower.find(), 0.0)
         return self.follower
 
     def stop(self) -> None:
         self.follower.files.close_all()
 
     def rename_patterns(self, *names: str) -> None:
-        """Change the settings, as SIGHUP does."""
+        """Change the patterns, like SIGHUP."""
         self.names = names
         self.follower.replace_patterns(self.patterns(*names))
 
@@ -81,32 +84,38 @@ class Bench:
         with path.open(mode) as out:
             out.write(data)
         at = next(self.clock)
-        os.utime(path, (at, at))  # no test depends on how finely the file system tells the time
+        os.utime(path, (at, at))  # do not depend on the time resolution of the file system
         return path
 
     def look(self, now: float) -> list[Chunk]:
         """Look once, and read one turn."""
-        self.follower.look(self.follower.find(), now)
+        self.follower.scan(self.follower.find(), now)
         return self.follower.files.read(now)
 
     def read(self, now: float) -> bytes:
         return b"".join(chunk.data for chunk in self.look(now))
 
     def ship(self, *moments: float) -> bytes:
-        """Look at some moments, and read and settle all there is."""
+        """Look at these times, and read and settle everything."""
         shipped = []
         for now in moments:
             chunks = self.look(now)
-            while self.follower.files.has_news:
+            while self.follower.files.has_ready:
                 chunks += self.follower.files.read(now)
             settle(self.store, chunks, self.wall_time)
             shipped += [chunk.data for chunk in chunks]
         return b"".join(shipped)
 
-    def status(self, at: float) -> Overview:
+    def snapshot(self, at: float) -> Snapshot:
         """What `shipper status` finds."""
-        found = self.patterns(*self.names).find()
-        present = [Present(shown(each.path), *each.place, each.status.st_size) for each in found]
-        overview = look_at(self.state, at, present)
-        assert overview is not None
-        return overview
+        include = [str(self.folder / name) for name in self.names]
+        flags = {"input.include": include, "state.directory": str(self.state)}
+        return take_snapshot(load_settings(config_path=None, environ={}, flags=flags), at)
+
+    def status(self, at: float) -> Overview:
+        state = self.snapshot(at).state
+        assert state is not None
+        return state
+
+    def is_delivered(self, until: float) -> bool:
+        return self.snapshot(until).is_delivered(until)

@@ -1,4 +1,4 @@
-"""Each body of the corpus of successful answers has its meaning; none that speaks of failure is an acceptance."""
+"""Each body in the corpus of 2xx answers has its stated meaning; none that reports a failure is an acceptance."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def meaning(verdict: Verdict) -> tuple[Action, set[int], frozenset[int]]:
 
 
 @each("sample", SAMPLES)
-def test_each_body_means_what_the_corpus_says(sample: Sample):
+def test_each_body_has_the_meaning_stated_in_the_corpus(sample: Sample):
     verdict = verdict_on(sample.body, sample.status)
     assert verdict.action in ACTIONS[sample.whole], verdict
     if verdict.action is Action.ACCEPT:
@@ -45,10 +45,73 @@ def test_each_body_means_what_the_corpus_says(sample: Sample):
         assert verdict.message
 
 
-def test_the_corpus_is_large_and_knows_every_meaning():
+def test_the_corpus_is_large_and_contains_every_meaning():
     assert len(SAMPLES) >= 120
     assert len({(sample.status, sample.text) for sample in SAMPLES}) == len(SAMPLES), "a body stands in it twice"
     assert {sample.whole for sample in SAMPLES} == set(ACTIONS)
+
+
+# Single events ------------------------------------------------------------
+
+
+@each(
+    "document",
+    [
+        {"rejected": [{"index": 1, "EventId": IDS[1], "field": "IP", "message": "bad"}]},
+        {"Rejected": [{"EventId": IDS[1].upper(), "error": "IP: bad"}]},
+        {"errors": [{"row": 4, "EventId": IDS[1], "reason": "IP: bad"}]},
+        {"errors": {"1": "IP: bad"}},
+        {"errors": {IDS[1]: "IP: bad"}},
+        {IDS[1]: "IP: bad"},
+        {"data": {"outcome": {"rejected": [{"eventId": IDS[1], "description": "IP: bad"}]}}},
+        {"results": [{"index": 1, "status": 422, "message": "IP: bad"}]},
+        [{"index": 1, "error": "IP: bad"}],
+        [{"status": "ok"}, {"status": "rejected", "error": "IP: bad"}, {"status": "ok"}],
+    ],
+)
+def test_the_reason_of_a_refused_event_is_its_field_and_the_words(document: Any):
+    assert verdict_on(json.dumps(document).encode()).results.rejected == {1: "IP: bad"}
+
+
+@each(
+    ("document", "reasons"),
+    [
+        ({"rejected": [2, 1]}, {2: "", 1: ""}),
+        ({"errors": {"events[2].IP": ["bad"]}}, {2: '{"pointer":"events[2].IP","errors":["bad"]}'}),
+        ({"rejected": [{"index": 2, "EventId": IDS[1]}]}, {1: f'{{"index":2,"EventId":"{IDS[1]}"}}'}),
+    ],
+)
+def test_without_words_the_reason_is_the_entry(document: Any, reasons: dict[int, str]):
+    assert verdict_on(json.dumps(document).encode()).results.rejected == reasons
+
+
+@each("again", [503, 503.0, "503", "429", "425", 408, 599, "503 Service Unavailable", "throttled"])
+@each("refused", [400, "422", 409.0, "denied", "fail", False, "false", "Rejected", "INVALID_ARGUMENT"])
+def test_an_event_to_be_sent_again_is_not_refused(again: Any, refused: Any):
+    entries = [{"index": 0, "status": again}, {"index": 2, "status": refused, "error": "bad"}]
+    results = verdict_on(json.dumps(entries).encode()).results
+    assert (results.rejected, results.retried) == ({2: "bad"}, {0})
+
+
+documents = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 600) | st.sampled_from([*IDS, "x", "3"]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["rejected", "errors", "results", "index", "EventId", "status", "message", "success", "3"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(documents)
+def test_only_events_of_the_batch_are_named_by_any_answer(document: Any):
+    results = verdict_on(json.dumps(document).encode()).results
+    assert set(results.rejected) | results.retried <= set(range(EVENTS))
+    assert results.unnamed >= 0
 
 
 # What is added to a body ------------------------------------------------------------
@@ -100,7 +163,7 @@ def test_a_harmless_field_changes_no_meaning(field: tuple[str, Any]):
 
 
 @each("field", MARKERS)
-def test_no_body_that_speaks_of_failure_is_an_acceptance_of_all(field: tuple[str, Any]):
+def test_no_body_that_reports_a_failure_is_a_full_acceptance(field: tuple[str, Any]):
     tried = 0
     for sample, document in objects("accepted"):
         body = planted(document, *field)
@@ -112,7 +175,7 @@ def test_no_body_that_speaks_of_failure_is_an_acceptance_of_all(field: tuple[str
 
 
 @each("field", MARKERS)
-def test_no_result_that_speaks_of_failure_is_an_acceptance_of_its_event(field: tuple[str, Any]):
+def test_no_result_that_reports_a_failure_is_an_acceptance_of_its_event(field: tuple[str, Any]):
     for name in ("results", "items", "responses"):
         results = [{"EventId": event_id, "status": "ok"} for event_id in IDS]
         results[1] = {"EventId": IDS[1], field[0]: field[1]}
@@ -131,7 +194,7 @@ nested = st.recursive(
 
 @settings(max_examples=100)
 @given(document=nested, marker=st.sampled_from(MARKERS))
-def test_a_failure_is_seen_at_any_depth(document: Any, marker: tuple[str, Any]):
+def test_a_failure_is_detected_at_any_depth(document: Any, marker: tuple[str, Any]):
     for _ in range(3):
         document = {"zork": document, "data": {marker[0]: marker[1]}}
         verdict = verdict_on(json.dumps(document).encode())
@@ -150,11 +213,11 @@ def test_a_failure_is_seen_at_any_depth(document: Any, marker: tuple[str, Any]):
         (b'{"error":{"IP":"192.0.2.9"}}', "`error` (an object) says that it failed"),
         (b'{"192.0.2.9":"failed"}', "a field of unknown meaning (a text)"),
         (b'{"alice":"failed"}', "a field of unknown meaning (a text)"),
-        (b"error: alice", "its text speaks of failure"),
+        (b"error: alice", "its text indicates a failure"),
         (b'["0f8fad5b-d9cb-469f-a165-708677289501"]', "the whole answer (a list) does not add up: 1 of 3 events"),
     ],
 )
-def test_a_pause_names_what_was_not_understood_and_no_value(body: bytes, words: str):
+def test_a_pause_names_unknown_fields_and_no_values(body: bytes, words: str):
     verdict = verdict_on(body)
     assert (verdict.action, verdict.reason) == (Action.PAUSE, "unreadable_answer")
     assert words in verdict.message
@@ -163,7 +226,7 @@ def test_a_pause_names_what_was_not_understood_and_no_value(body: bytes, words: 
 
 
 @given(st.text(max_size=80), st.sampled_from(["failed", 400, False, {"x": 1}, ["x"]]))
-def test_a_message_is_short_and_of_one_line_whatever_a_field_is_called(name: str, value: Any):
+def test_a_message_is_one_short_line_whatever_a_field_is_called(name: str, value: Any):
     verdict = verdict_on(json.dumps({name: value}).encode())
     assert len(verdict.message) < 300
     assert verdict.message.isprintable()
@@ -219,7 +282,7 @@ def test_no_content_is_an_error(body: bytes):
     ],
 )
 @pytest.mark.parametrize("name", [b"rejected", b"results", b"zork", b"accepted"])
-def test_a_long_answer_is_looked_at_no_longer_than_its_batch_deserves(name: bytes, piece: bytes):
+def test_the_time_to_read_an_answer_is_bounded_by_the_size_of_the_batch(name: bytes, piece: bytes):
     count = ANSWER_BYTES // 4 // len(piece)
     body = b'{"' + name + b'":[' + piece * count + b"0]}"
     verdict = verdict_on(body)

@@ -1,4 +1,4 @@
-"""When a batch closes, and that every event leaves in exactly one."""
+"""When a batch is closed; every event is in exactly one batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shipper.codec.codec import repeats_in
+from shipper.codec.codec import find_repeats
 from shipper.model.records import Batch, EncodedChunk, Span, Stream
 from shipper.pipeline.batching import Batcher
 
@@ -27,7 +27,7 @@ def chunk(*pairs: tuple[str, int], pad: int = 0, is_known: bool = False) -> Enco
         events=len(pairs),
         consumer_ids=[consumer_id for _, consumer_id in pairs],
         has_new_event_ids=is_known,
-        repeats=repeats_in([consumer_id for _, consumer_id in pairs], b"\n".join(lines)),
+        repeats=find_repeats([consumer_id for _, consumer_id in pairs], b"\n".join(lines)),
     )
 
 
@@ -40,7 +40,7 @@ def events(batch: Batch | None) -> list[tuple[str, int]]:
     return [(event["EventId"], event["c"]) for event in json.loads(batch.body)["events"]]
 
 
-def test_nothing_makes_no_batch():
+def test_no_events_make_no_batch():
     empty = batcher()
     empty.add(chunk(), now=1)
     assert empty.take() is None
@@ -67,7 +67,7 @@ def test_linger_counts_from_the_first_event_and_is_not_renewed():
     assert lingering.due_at is None
 
 
-def test_the_room_is_what_the_body_as_sent_leaves():
+def test_the_room_is_the_space_left_in_the_request_body():
     sized = batcher()
     room = sized.room_bytes
     sized.add(chunk(("a", 1), ("b", 2), pad=50), now=0)
@@ -77,7 +77,7 @@ def test_the_room_is_what_the_body_as_sent_leaves():
     assert len(batch.body) == 10_000 - room + len(lines)
 
 
-def test_a_second_event_of_a_consumer_waits_and_holds_nobody_up():
+def test_a_second_event_of_a_consumer_waits_without_delaying_others():
     unique = batcher()
     unique.add(chunk(("a", 1), ("b", 1), ("c", 2)), now=5)
     assert events(unique.take()) == [("a", 1), ("c", 2)]
@@ -86,7 +86,7 @@ def test_a_second_event_of_a_consumer_waits_and_holds_nobody_up():
     assert events(unique.take()) == [("b", 1), ("d", 3)]
 
 
-def test_consumers_may_repeat_where_that_is_allowed_and_event_ids_never():
+def test_consumers_may_repeat_if_allowed_but_event_ids_never():
     loose = batcher(unique_consumers=False)
     loose.add(chunk(("a", 1), ("b", 1)), now=0)
     loose.add(chunk(("a", 1), ("c", 1)), now=0)
@@ -94,7 +94,7 @@ def test_consumers_may_repeat_where_that_is_allowed_and_event_ids_never():
     assert events(loose.take()) == [("a", 1)]
 
 
-def test_many_events_of_one_consumer_make_the_batcher_congested_and_leave_one_by_one():
+def test_many_events_of_one_consumer_congest_the_batcher_and_are_sent_one_by_one():
     crowded = batcher(max_events=3)
     crowded.add(chunk(("a", 1), ("b", 1), ("c", 1)), now=0)
     assert not crowded.is_congested
@@ -106,7 +106,7 @@ def test_many_events_of_one_consumer_make_the_batcher_congested_and_leave_one_by
     assert left == [[("a", 1)], [("b", 1)], [("c", 1)], [("d", 1)], [("e", 1)]]
 
 
-def test_long_events_that_have_to_wait_make_the_batcher_congested_by_their_bytes():
+def test_long_waiting_events_congest_the_batcher_by_their_bytes():
     crowded = batcher(max_events=1000, max_bytes=2000)
     crowded.add(chunk(("a", 1), pad=800), now=0)
     crowded.add(chunk(("b", 1), pad=800), now=0)
@@ -118,7 +118,7 @@ def test_long_events_that_have_to_wait_make_the_batcher_congested_by_their_bytes
     assert not crowded.is_congested
 
 
-def test_what_waits_for_an_answer_leaves_when_that_is_a_refusal_and_is_handed_out_when_it_is_none():
+def test_waiting_events_are_sent_after_a_refusal_and_returned_as_duplicates_after_an_acceptance():
     waiting = batcher()
     twins = msgspec.structs.replace(chunk(("a", 1), ("b", 2), ("a", 3), ("a", 4), is_known=True), waits=2)
     waiting.add(twins, now=0)
@@ -133,7 +133,7 @@ def test_what_waits_for_an_answer_leaves_when_that_is_a_refusal_and_is_handed_ou
     assert list(waiting.drop("a")) == []
 
 
-def test_empty_event_ids_stand_together():
+def test_events_with_empty_event_ids_may_share_a_batch():
     nameless = batcher()
     nameless.add(chunk(("", 1), ("", 2), is_known=True), now=0)
     nameless.add(chunk(("", 3), ("", 3)), now=0)
@@ -147,7 +147,7 @@ PAIRS = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 6)), max_
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(PAIRS, st.integers(0, 60)), max_size=12), st.integers(1, 6), st.booleans())
-def test_every_event_leaves_once_and_no_batch_breaks_a_limit(
+def test_every_event_is_sent_once_and_no_batch_exceeds_a_limit(
     chunks: list[tuple[list[tuple[str, int]], int]], max_events: int, unique_consumers: bool
 ):
     model = batcher(max_events=max_events, max_bytes=600, unique_consumers=unique_consumers)

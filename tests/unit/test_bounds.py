@@ -1,4 +1,4 @@
-"""Bytes that attack cost in proportion to their number; what is counted is bytes looked at, not time."""
+"""Hostile bytes cost time proportional to their number; the tests count bytes read instead of time."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from shipper.delivery.answer import Answer
 from shipper.delivery.verdicts import Action, judge
 from shipper.model import framing
 from shipper.model.framing import BatchElements, CsvRows, Frame
-from shipper.sources.incoming import Incoming
 from shipper.sources.reader import InputForm
+from shipper.sources.stdin import SpoolFramer
 from tests.cases import each
 
 
@@ -59,7 +59,7 @@ class CountingPattern:
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *names: str) -> list[CountingPattern]:
-    """Have patterns of a module count."""
+    """Make the patterns of a module count."""
     patterns = [CountingPattern(getattr(module, name)) for name in names]
     for name, pattern in zip(names, patterns, strict=True):
         monkeypatch.setattr(module, name, pattern)
@@ -69,20 +69,20 @@ def counting(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *names: str) -
 class CountingRows(CountingPattern):
     """The pattern of whole rows, which looks as far as the other one, of the same values, finds any."""
 
-    def __init__(self, pattern: re.Pattern[bytes], begun: re.Pattern[bytes]) -> None:
+    def __init__(self, pattern: re.Pattern[bytes], partial_row: re.Pattern[bytes]) -> None:
         super().__init__(pattern)
-        self._begun = begun
+        self._partial_row = partial_row
 
     def match(self, data: bytes, start: int = 0, end: int = sys.maxsize) -> re.Match[bytes] | None:
         found = self._pattern.match(data, start, end)
-        self._counted(found or self._begun.match(data, start, end), data, start, end)
+        self._counted(found or self._partial_row.match(data, start, end), data, start, end)
         return found
 
 
 def rows_that_count() -> tuple[CsvRows, CountingPattern, CountingPattern]:
     rows: Any = CsvRows(b"a,b,c\n", ",")
-    rows._row, rows._begun = CountingRows(rows._row, rows._begun), CountingPattern(rows._begun)
-    return rows, rows._row, rows._begun
+    rows._row, rows._partial_row = CountingRows(rows._row, rows._partial_row), CountingPattern(rows._partial_row)
+    return rows, rows._row, rows._partial_row
 
 
 STRAY_QUOTES = [
@@ -101,17 +101,17 @@ STRAY_QUOTES = [
 
 
 @each(("line", "end"), STRAY_QUOTES)
-def test_rows_with_stray_quotes_are_looked_at_a_fixed_number_of_times(
+def test_rows_with_stray_quotes_are_scanned_a_fixed_number_of_times(
     line: bytes, end: bytes, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(framing, "_QUOTED_BYTES_MAX", 4_500)
+    monkeypatch.setattr(framing, "_OPEN_QUOTE_BYTES_MAX", 4_500)
     for size in (1_250, 5_000):  # the last is more than a quote may hold open
         data = b'"\n' + (line * size)[:size] + end
-        rows, whole, begun = rows_that_count()
+        rows, whole, partial_row = rows_that_count()
         cut = rows.cut(data, is_final=False)
         frames = list(rows.frames(data, 0))
         assert cut <= len(data) == frames[-1].cut
-        assert whole.looked_at + begun.looked_at <= 8 * len(data), f"of {len(data)} bytes"
+        assert whole.looked_at + partial_row.looked_at <= 8 * len(data), f"of {len(data)} bytes"
 
 
 class CountingBytes(bytes):
@@ -140,7 +140,7 @@ class CountingBytes(bytes):
 
 
 @each("element", [b"[1],", b"{],", b"{[],", b"{},", b'{"a":"\\"},', b'"a",', b"1,", b"]}{", b"[]\n"])
-def test_the_end_of_an_element_is_not_searched_in_all_that_follows(element: bytes):
+def test_the_search_for_the_end_of_an_element_is_bounded(element: bytes):
     for size in (12_000, 48_000):
         data = CountingBytes(b"[" + (element * size)[:size])
         elements = list(BatchElements().frames(data, 0))
@@ -148,7 +148,7 @@ def test_the_end_of_an_element_is_not_searched_in_all_that_follows(element: byte
 
 
 def rows_tried_one_by_one(rows: CsvRows, data: bytes) -> Iterator[Frame]:
-    """What the rows are, however long it takes: each start is matched against all that follows."""
+    """The rows, found slowly: each start is matched against everything that follows."""
     value = rb'(?:"[^"]*(?:""[^"]*)*"(?!")|(?!")[^,\n]*)'
     row = re.compile(rb"%b(?:,%b)*\r?(?:\n|\Z)" % (value, value))
     start = 0
@@ -160,12 +160,12 @@ def rows_tried_one_by_one(rows: CsvRows, data: bytes) -> Iterator[Frame]:
 
 
 @given(st.text(st.sampled_from('a",\r\n'), max_size=40).map(str.encode))
-def test_what_is_known_of_a_fault_changes_no_row(data: bytes):
+def test_a_remembered_fault_does_not_change_any_row(data: bytes):
     rows = CsvRows(b"a,b,c\n", ",")
     assert list(rows._rows(data, 0, is_final=True)) == list(rows_tried_one_by_one(rows, data))
 
 
-def test_a_row_with_a_fault_does_not_hold_back_those_behind_it():
+def test_an_invalid_row_does_not_hold_back_the_following_ones():
     rows = CsvRows(b"a,b,c\n", ",")
     data = b'1,"2"x,"3\n4,5,6\n'
     assert rows.cut(data, is_final=False) == len(data)
@@ -173,19 +173,19 @@ def test_a_row_with_a_fault_does_not_hold_back_those_behind_it():
 
 
 @given(st.binary(max_size=60) | st.text(st.sampled_from('"\\a{['), max_size=60).map(str.encode))
-def test_each_quote_is_tried_once_when_strings_are_left_out(record: bytes):
+def test_each_quote_is_tried_once_when_strings_are_skipped(record: bytes):
     assert b'"' not in rules._STRING.sub(b"", record), "a quote was tried in vain, up to the end of the record"
 
 
 @each("piece", [b'\\"', b'"\\', b"\\", b'"', b'"a', b'{"', b'["\\"'])
-def test_strings_without_an_end_hide_the_brackets_within_them_alone(piece: bytes):
+def test_unclosed_strings_hide_only_the_brackets_within_them(piece: bytes):
     opened: Any = b"[" * (rules.NESTING_MAX + 1)
     assert rules.nests_deeply(opened + b'"' + piece * 500)
     assert not rules.nests_deeply(b'"' + opened)
 
 
 @each("piece", [b'a","\n', b"x\n", b'""'])
-def test_an_open_quote_that_comes_in_pieces_is_not_looked_at_again_with_each(piece: bytes):
+def test_an_open_quote_read_in_pieces_is_not_rescanned_for_each_piece(piece: bytes):
     looked_at = 0
 
     class Counting(CsvRows):
@@ -195,12 +195,12 @@ def test_an_open_quote_that_comes_in_pieces_is_not_looked_at_again_with_each(pie
             return super().cut(data, is_final=is_final)
 
     takes = 7_000
-    incoming = Incoming(InputForm("csv"), max_record_bytes=1 << 20)
-    incoming.take(b"EventId,IP\n")
-    incoming._framing = Counting(incoming.header, ",")
-    given_bytes = sum(len(incoming.take(part)) for part in [b'"', *[piece] * takes])
+    framer = SpoolFramer(InputForm("csv"), max_record_bytes=1 << 20)
+    framer.take(b"EventId,IP\n")
+    framer._framing = Counting(framer.header, ",")
+    given_bytes = sum(len(framer.take(part)) for part in [b'"', *[piece] * takes])
     assert given_bytes == 1 + takes * len(piece)
-    assert incoming.open_bytes > 0
+    assert framer.open_bytes > 0
     assert looked_at <= 8_192 * 8_192 // len(piece) + 4 * given_bytes
 
 
@@ -216,7 +216,7 @@ BEGINNINGS = [
 
 @each("piece", ENDLESS)
 @each("begin", BEGINNINGS)
-def test_what_comes_of_an_array_in_pieces_is_not_looked_at_again_with_each(
+def test_an_array_read_in_pieces_is_not_rescanned_for_each_piece(
     begin: bytes, piece: bytes, monkeypatch: pytest.MonkeyPatch
 ):
     for pieces in (60, 240):
@@ -224,18 +224,18 @@ def test_what_comes_of_an_array_in_pieces_is_not_looked_at_again_with_each(
         with monkeypatch.context() as patch:
             names = ("_TOKEN", "_REST_OF_STRING", "_BARE", "_BLANK", "_HEAD")
             patterns = counting(patch, framing, *names)
-            incoming = Incoming(InputForm("batch"), max_record_bytes=1 << 20)
-            given = b"".join(incoming.take(part) for part in [begin, *[piece] * pieces])
+            framer = SpoolFramer(InputForm("batch"), max_record_bytes=1 << 20)
+            given = b"".join(framer.take(part) for part in [begin, *[piece] * pieces])
             assert sum(pattern.looked_at for pattern in patterns) <= 4 * size + 100
-        given += incoming.take(b"", is_final=True)
-        at_once = Incoming(InputForm("batch"), max_record_bytes=1 << 20)
+        given += framer.take(b"", is_final=True)
+        at_once = SpoolFramer(InputForm("batch"), max_record_bytes=1 << 20)
         assert given == at_once.take(begin + piece * pieces, is_final=True), "wherever it was cut"
 
 
 @each("piece", [b"\n", b"{", b"{\n", b" ", b"\0", b"\0\n", b"a,b", b"\t"])
 @each("begin", [b"", b"{", b" \t{", b"\0" * 2_000 + b"{"])
 @each("form", ["auto", "csv"])
-def test_the_format_of_a_pipe_is_not_looked_for_in_all_of_it_at_each_piece(begin: bytes, piece: bytes, form: Any):
+def test_the_format_of_a_pipe_is_not_searched_from_the_start_for_each_piece(begin: bytes, piece: bytes, form: Any):
     looked_at = 0
 
     class Counting(InputForm):
@@ -246,19 +246,19 @@ def test_the_format_of_a_pipe_is_not_looked_for_in_all_of_it_at_each_piece(begin
 
     for pieces in (1_000, 4_000):
         looked_at = 0
-        incoming = Incoming(Counting(form), max_record_bytes=1 << 20)
+        framer = SpoolFramer(Counting(form), max_record_bytes=1 << 20)
         for part in [begin, *[piece] * pieces]:
-            incoming.take(part)
+            framer.take(part)
         assert 0 < looked_at <= 68 * (len(begin) + pieces * len(piece))
 
 
 @each("text", ["a b ", "accepted ", "0 0 ", "no "])
 @each("document", [lambda text: {"message": text}, lambda text: {"results": [{"message": text}]}, lambda text: [text]])
-def test_a_long_text_in_an_answer_is_not_read_and_not_believed(document: Any, text: str):
+def test_a_long_text_in_an_answer_is_not_parsed_and_not_trusted(document: Any, text: str):
     for size in (5_000, 20_000):
         body = json.dumps(document((text * size)[:size])).encode()
         with pytest.MonkeyPatch.context() as patch:
-            (counted,) = counting(patch, answer_words, "_SPEAKS_OF_FAILURE")
+            (counted,) = counting(patch, answer_words, "_FAILURE")
             verdict = judge(Answer(200, "application/json", "", body), events=1)
         assert verdict.action is not Action.ACCEPT or verdict.results.rejected
         assert counted.looked_at <= 4_096

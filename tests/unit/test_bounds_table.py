@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import shipper
-from shipper.codec.codec import Codec, repeats_in
+from shipper.codec.codec import Codec, find_repeats
 from shipper.codec.rules import ANY_TIME, nests_deeply, repeats_key
 from shipper.config.secrets import LiteralSecret
 from shipper.config.settings import OAuth2Settings, RecordsSettings, load_settings
@@ -31,9 +31,9 @@ from shipper.delivery.connection import AnswerParser
 from shipper.delivery.no_answer import HttpError
 from shipper.delivery.oauth2 import OAuth2Source
 from shipper.delivery.parts import halves
-from shipper.delivery.token_sources import NoTokenError
+from shipper.delivery.tokens import NoTokenError
 from shipper.delivery.verdicts import judge
-from shipper.delivery.waits import asked_wait_s
+from shipper.delivery.waits import requested_wait_s
 from shipper.model.errors import ShipperError
 from shipper.model.framing import LINES, BatchElements, CsvRows, Framing, csv_rows, sniff
 from shipper.model.printable import printable, printable_json
@@ -42,16 +42,15 @@ from shipper.model.wire import BODY_HEAD, BODY_TAIL
 from shipper.pipeline.batching import Batcher
 from shipper.report.document import read_report
 from shipper.report.exports import to_csv
-from shipper.report.rows import Fetched, source_table
+from shipper.report.rows import ReportVersion, source_table
 from shipper.sources.content import open_content
-from shipper.sources.discovery import absolute, expanded
-from shipper.sources.incoming import Incoming
+from shipper.sources.discovery import absolute, expand_glob
 from shipper.sources.reader import READ_BYTES, InputForm, StreamReader
 from shipper.sources.segments import form_of
 from shipper.sources.siblings import looks_like_generation, sibling_of
-from shipper.state.affiliates import are_identifiers, counted_as
-from shipper.state.letters import whole_number
-from shipper.state.schema import consumer_id_of
+from shipper.sources.stdin import SpoolFramer
+from shipper.state.affiliates import affiliate_namer, are_identifiers
+from shipper.state.letters import consumer_id_of, whole_number
 from shipper.system.addresses import host_of
 from tests.cases import each
 
@@ -92,7 +91,7 @@ class Operations:
 
 
 class Content:
-    """A file in memory, up to some byte, whose reads are counted."""
+    """A file in memory, up to an offset, that counts reads."""
 
     compression = ""
     descriptor = -1
@@ -123,7 +122,7 @@ class Content:
 
 
 def of(read: Callable[[bytes], object], *pieces: bytes, begin: bytes = b"", end: bytes = b"") -> list[Case]:
-    """Cases of an input that is one piece again and again."""
+    """Cases of an input that repeats one piece."""
 
     def case(piece: bytes) -> Case:
         return lambda size: lambda: read(begin + piece * ceil(size / len(piece)) + end)
@@ -137,15 +136,15 @@ def framed(framing: Framing) -> Callable[[bytes], object]:
 
 def piped(form: InputForm, step: int = 16) -> Callable[[bytes], object]:
     def read(data: bytes) -> None:
-        incoming = Incoming(form, max_record_bytes=1 << 20)
+        framer = SpoolFramer(form, max_record_bytes=1 << 20)
         for start in range(0, len(data), step):
-            incoming.take(data[start : start + step])
+            framer.take(data[start : start + step])
 
     return read
 
 
 def looked_at(form: InputForm, *, looks: int = 1) -> Callable[[bytes], int]:
-    """Read a file that grows; returns how many bytes were read."""
+    """Read a growing file, and return the number of bytes read."""
 
     def read(data: bytes) -> int:
         content = Content(data)
@@ -185,7 +184,7 @@ def received(data: bytes) -> None:
 
 
 def token(data: bytes) -> None:
-    """Have a token endpoint answer so."""
+    """Let a token endpoint give this answer."""
     source = OAuth2Source(
         OAuth2Settings(token_url="https://login.example.com/token", client_id="x", client_secret=LiteralSecret("x")),
         key="intake.oauth2",
@@ -197,7 +196,7 @@ def token(data: bytes) -> None:
 
 
 def event(**changes: object) -> bytes:
-    """An event, some of whose values are others."""
+    """An event with some values replaced."""
     values = {**json.loads(EVENT), **changes}
     return json.dumps(values, separators=(",", ":")).encode() + b"\n"
 
@@ -207,7 +206,7 @@ def text(data: bytes) -> str:
 
 
 def of_value(field: str, *pieces: str) -> list[Case]:
-    """Cases of an event of which one value is long."""
+    """Cases of an event with one long value."""
     return [
         lambda size, piece=piece: lambda: encoded()(event(**{field: piece * (size // len(piece))})) for piece in pieces
     ]
@@ -227,7 +226,7 @@ def deferred(size: int) -> Run:
             events=events,
             consumer_ids=[1] * events,
             has_new_event_ids=True,
-            repeats=repeats_in([1] * events, lines),
+            repeats=find_repeats([1] * events, lines),
         ),
         0.0,
     )
@@ -235,7 +234,7 @@ def deferred(size: int) -> Run:
 
 
 def halved(size: int) -> Run:
-    """Take a batch apart until its last event is alone."""
+    """Split a batch until its last event is alone."""
     events = size // 10
     batch = Batch(number=1, body=BODY_HEAD + b",".join([EVENT] * events) + BODY_TAIL, events=events, parts=[])
 
@@ -263,7 +262,7 @@ def archived(members: Callable[[int], bytes]) -> Case:
 
 
 def reported(data: bytes) -> None:
-    to_csv(source_table([Fetched(read_report(data, account_id=1).report)]))
+    to_csv(source_table([ReportVersion(read_report(data, account_id=1).report)]))
 
 
 EVENT = (
@@ -350,10 +349,21 @@ CASES: dict[str, list[Case]] = {
         for case in of(answered(), b"a b ", b"accepted 1 of 2 ", b"no ", b"0 0 ", begin=begin, end=end)
     ],
     "`Retry-After` and waits in words": [
-        *of(lambda data: asked_wait_s(text(data), "", date="", wall_time=0.0), b"0", b"1.", b" ", b"Sun, ", b"1:"),
-        *of(lambda data: asked_wait_s("", text(data), date="", wall_time=0.0), b"again ", b"retry 1:", b"wait  ", b"0"),
+        *of(lambda data: requested_wait_s(text(data), "", date="", wall_time=0.0), b"0", b"1.", b" ", b"Sun, ", b"1:"),
         *of(
-            lambda data: asked_wait_s("", "", date=text(data), wall_time=0.0), b"0 ", b"Sun, 1 Jan ", b"-", b"(", b"+1 "
+            lambda data: requested_wait_s("", text(data), date="", wall_time=0.0),
+            b"again ",
+            b"retry 1:",
+            b"wait  ",
+            b"0",
+        ),
+        *of(
+            lambda data: requested_wait_s("", "", date=text(data), wall_time=0.0),
+            b"0 ",
+            b"Sun, 1 Jan ",
+            b"-",
+            b"(",
+            b"+1 ",
         ),
     ],
     "Names of files": [
@@ -361,7 +371,7 @@ CASES: dict[str, list[Case]] = {
         *of(lambda data: sibling_of(text(data)[:255], lambda _: True), b"-1", b".1", b"-2026", b".gz"),
     ],
     "Names and patterns on the command line": of(
-        lambda data: [*expanded(absolute(text(data), "/"))], b"a", b"*", b"[", b"/"
+        lambda data: [*expand_glob(absolute(text(data), "/"))], b"a", b"*", b"[", b"/"
     ),
     "`Host` of a request": of(lambda data: host_of(text(data)), b"a", b"a.", b"[", b"1:", b":"),
     "ConsumerID of a dead letter": [
@@ -377,7 +387,7 @@ CASES: dict[str, list[Case]] = {
         *of(lambda data: whole_number("17").search(data), b"0", b"1", b"17", b"00 "),
     ],
     "AffiliateIDs in the ledger": of(
-        lambda data: (are_identifiers([text(data)]), counted_as(b"k" * 32)(text(data))), b"a", b".", b" ", b"\xff"
+        lambda data: (are_identifiers([text(data)]), affiliate_namer(b"k" * 32)(text(data))), b"a", b".", b" ", b"\xff"
     ),
     "A token answer": [
         *of(token, *OPEN),

@@ -1,4 +1,4 @@
-"""The content of an archive is that of the plain file: at any offset, while it grows, and up to where it is broken."""
+"""The content of an archive equals the plain file: at any offset, while it grows, and up to a fault."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from isal import igzip_lib
 
 from shipper.model.errors import SourceError
 from shipper.sources import content as content_module
-from shipper.sources.content import Archive, Content, Plain, compression_of, open_content
+from shipper.sources.content import Archive, Content, compression_of, open_content
 from tests.cases import each
 
 MIB = 1 << 20
@@ -47,7 +47,7 @@ def lines(rng: Random, count: int) -> bytes:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Plain | Archive]:
+def opened(path: Path) -> Iterator[Content]:
     content = open_content(os.open(path, os.O_RDONLY), path)
     try:
         yield content
@@ -64,7 +64,7 @@ def read_on(content: Content, offset: int = 0, *, length: int = MIB) -> bytes:
 
 
 def outcome(path: Path, *, length: int = MIB) -> tuple[bytes, str, bool]:
-    """Read all: what was read, the error behind it, and whether the archive was ended."""
+    """Read everything; return the data, the error after it, and whether the archive has ended."""
     with opened(path) as content:
         found = bytearray()
         try:
@@ -90,7 +90,7 @@ def small_steps() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_archive_is_known_by_its_first_bytes(kind: str):
+def test_an_archive_is_detected_by_its_first_bytes(kind: str):
     for data in (b"", b"text\n", bytes(5000)):
         assert compression_of(COMPRESS[kind](data)) == kind
         assert compression_of(COMPRESS[kind](data)[:16]) == kind
@@ -112,13 +112,8 @@ def test_other_bytes_are_plain(head: bytes, tmp_path: Path):
     path = tmp_path / "file"
     path.write_bytes(head)
     with opened(path) as content:
-        assert isinstance(content, Plain)
-        assert (content.compression, content.size(), content.is_ended(), content.is_intact()) == (
-            "",
-            len(head),
-            True,
-            True,
-        )
+        assert not isinstance(content, Archive)
+        assert (content.compression, content.size(), content.is_ended()) == ("", len(head), True)
         assert content.pread(100, 0) == head
         assert content.pread(100, 2) == head[2:]
         assert content.status().st_ino == path.stat().st_ino
@@ -136,7 +131,7 @@ def test_a_plain_file_imports_no_library():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_archive_of_nothing_is_ended(kind: str, tmp_path: Path):
+def test_an_empty_archive_is_ended(kind: str, tmp_path: Path):
     path = tmp_path / "file"
     path.write_bytes(COMPRESS[kind](b""))
     with opened(path) as content:
@@ -163,7 +158,7 @@ READS = st.lists(
     lengths=st.sampled_from([64, 4096, STEP]),
     reads=READS,
 )
-def test_reads_give_what_the_plain_file_gives(
+def test_reads_return_the_bytes_of_the_plain_file(
     kind: str, seed: int, sizes: list[int], lengths: int, reads: list[tuple[str, int]]
 ):
     rng = Random(seed)
@@ -199,7 +194,7 @@ def test_reads_give_what_the_plain_file_gives(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_reader_that_goes_forward_decompresses_once(kind: str, tmp_path: Path):
+def test_forward_reading_decompresses_once(kind: str, tmp_path: Path):
     path = tmp_path / "file"
     plain = lines(Random(1), 40_000)
     path.write_bytes(COMPRESS[kind](plain))
@@ -214,7 +209,7 @@ def test_a_reader_that_goes_forward_decompresses_once(kind: str, tmp_path: Path)
         assert offset == len(plain)
 
 
-def test_skipped_frames_hold_nothing(tmp_path: Path):
+def test_skipped_frames_have_no_content(tmp_path: Path):
     path = tmp_path / "file"
     path.write_bytes(SKIPPED + COMPRESS["zstd"](b"one\n") + SKIPPED + SKIPPED + COMPRESS["zstd"](b"two\n") + SKIPPED)
     assert outcome(path) == (b"one\ntwo\n", "", True)
@@ -222,7 +217,7 @@ def test_skipped_frames_hold_nothing(tmp_path: Path):
 
 @each("kind", KINDS)
 @each("padding", [1, 4, 512, 4095, 4096, 4097, 300_000])
-def test_padding_behind_members_is_ignored(kind: str, padding: int, tmp_path: Path):
+def test_padding_after_members_is_ignored(kind: str, padding: int, tmp_path: Path):
     path = tmp_path / "file"
     one, two = COMPRESS[kind](b"one\n"), COMPRESS[kind](b"two\n")
     path.write_bytes(one + bytes(padding) + two + bytes(padding))
@@ -234,7 +229,7 @@ def test_padding_behind_members_is_ignored(kind: str, padding: int, tmp_path: Pa
 
 @settings(max_examples=30, deadline=None)
 @given(kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32), largest=st.sampled_from([1, 7, 300, 3_000]))
-def test_a_growing_archive_gives_a_growing_prefix(kind: str, seed: int, largest: int):
+def test_a_growing_archive_yields_a_growing_prefix(kind: str, seed: int, largest: int):
     rng = Random(seed)
     members = [lines(rng, rng.randrange(largest)) for _ in range(rng.randint(1, 4))]
     plain = b"".join(members)
@@ -255,7 +250,7 @@ def test_a_growing_archive_gives_a_growing_prefix(kind: str, seed: int, largest:
             assert content.is_ended()
 
 
-def test_what_was_flushed_can_be_read(tmp_path: Path):
+def test_flushed_data_can_be_read(tmp_path: Path):
     path = tmp_path / "file"
     compressor = zlib.compressobj(wbits=31)
     with path.open("ab", buffering=0) as out:
@@ -272,7 +267,7 @@ def test_what_was_flushed_can_be_read(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_magic_that_is_not_whole_yet_is_no_error(kind: str, tmp_path: Path):
+def test_an_incomplete_magic_number_is_no_error(kind: str, tmp_path: Path):
     path = tmp_path / "file"
     one, two = COMPRESS[kind](b"one\n"), COMPRESS[kind](b"two\n")
     for whole in range(1, len(two)):
@@ -301,7 +296,7 @@ def gzip_with_header(flags: int, data: bytes, *, extra: bytes = b"extra", name: 
 
 
 @each("flags", range(32))
-def test_a_gzip_header_may_come_in_pieces(flags: int, tmp_path: Path):
+def test_a_gzip_header_may_be_read_in_pieces(flags: int, tmp_path: Path):
     path = tmp_path / "file"
     raw = gzip.compress(b"zero\n") + gzip_with_header(flags, b"one\n") + gzip_with_header(flags, b"two\n")
     path.write_bytes(raw[:10])
@@ -314,7 +309,7 @@ def test_a_gzip_header_may_come_in_pieces(flags: int, tmp_path: Path):
         assert content.is_ended()
 
 
-def test_a_gzip_header_may_be_long_but_has_an_end(tmp_path: Path):
+def test_a_gzip_header_may_be_long_but_not_endless(tmp_path: Path):
     path = tmp_path / "file"
     path.write_bytes(gzip_with_header(12, b"one\n", extra=bytes(65535), name=b"n" * 100_000))
     assert outcome(path) == (b"one\n", "", True)
@@ -328,7 +323,7 @@ def test_a_gzip_header_may_be_long_but_has_an_end(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_archive_that_is_cut_short_gives_a_prefix(kind: str, tmp_path: Path, rng: Random):
+def test_a_truncated_archive_yields_a_prefix(kind: str, tmp_path: Path, rng: Random):
     path = tmp_path / "file"
     members = [lines(rng, 30), b"", lines(rng, 5)]
     plain = b"".join(members)
@@ -344,7 +339,7 @@ def test_an_archive_that_is_cut_short_gives_a_prefix(kind: str, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_bytes_behind_a_member_are_an_error(kind: str, tmp_path: Path):
+def test_other_bytes_after_a_member_are_an_error(kind: str, tmp_path: Path):
     path = tmp_path / "file"
     raw = COMPRESS[kind](b"one\n")
     other = next(other for name, other in COMPRESS.items() if name != kind)(b"x")
@@ -358,7 +353,7 @@ def test_other_bytes_behind_a_member_are_an_error(kind: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_broken_archive_gives_all_that_stands_before(kind: str, tmp_path: Path, rng: Random):
+def test_a_broken_archive_yields_everything_before_the_fault(kind: str, tmp_path: Path, rng: Random):
     path = tmp_path / "file"
     plain = lines(rng, 15_000)
     raw = bytearray(COMPRESS[kind](plain))
@@ -379,7 +374,7 @@ def test_a_broken_archive_gives_all_that_stands_before(kind: str, tmp_path: Path
         assert kind != "bzip2" or len(found) - right < 150_000
         assert str(path) in str(caught.value)
         assert kind in str(caught.value)
-        assert f"{len(found)} bytes of content are readable" in str(caught.value)
+        assert f"{len(found)} bytes of content before it are readable" in str(caught.value)
         # The rest stays readable, also from the beginning, and the error stays.
         assert content.pread(1024, 0) == expected[:1024]
         assert content.pread(64, len(found) - 64) == found[-64:]
@@ -408,7 +403,7 @@ def test_a_wrong_checksum_loses_no_byte(size: int, tmp_path: Path, rng: Random):
 
 
 @pytest.mark.parametrize("before", [0, 1, 1000, 100_000, MIB + 5_000])
-def test_a_block_that_is_none_loses_no_byte_before(before: int, tmp_path: Path, rng: Random):
+def test_an_invalid_block_loses_no_byte_before_it(before: int, tmp_path: Path, rng: Random):
     """Flushed, so that it is known which bytes stand before the block of a type that does not exist."""
     path = tmp_path / "file"
     plain = rng.choice([rng.randbytes, bytes])(before)
@@ -433,7 +428,7 @@ def lines_compressed(kind: str, count: int) -> tuple[bytes, bytes]:
     count=st.sampled_from([1, 10, 1000]),
     flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=3),
 )
-def test_changed_bytes_do_not_pass_for_whole(kind: str, count: int, flips: list[tuple[float, int]]):
+def test_a_corrupted_archive_does_not_count_as_intact(kind: str, count: int, flips: list[tuple[float, int]]):
     plain, whole = lines_compressed(kind, count)
     raw = bytearray(whole)
     for where, mask in flips:
@@ -464,7 +459,7 @@ def zstd_of_nothing(window: str) -> bytes:
 
 
 @pytest.mark.parametrize("raw", [xz("1e000000 9b075166"), zstd_of_nothing("88")], ids=["xz", "zstd"])
-def test_a_window_of_128_mib_wants_too_much_memory(raw: bytes, tmp_path: Path):
+def test_a_window_of_128_mib_is_refused(raw: bytes, tmp_path: Path):
     path = tmp_path / "file"
     path.write_bytes(raw)
     with opened(path) as content, pytest.raises(SourceError, match="64 MiB"):
@@ -474,7 +469,7 @@ def test_a_window_of_128_mib_wants_too_much_memory(raw: bytes, tmp_path: Path):
 @pytest.mark.parametrize(
     ("raw", "data"), [(xz("1c000000 10cf58cc"), b"x"), (zstd_of_nothing("80"), b"")], ids=["xz", "zstd"]
 )
-def test_a_window_of_64_mib_is_fine(raw: bytes, data: bytes, tmp_path: Path):
+def test_a_window_of_64_mib_is_accepted(raw: bytes, data: bytes, tmp_path: Path):
     path = tmp_path / "file"
     path.write_bytes(raw)
     assert outcome(path) == (data, "", True)
@@ -516,7 +511,7 @@ def bomb(kind: str, mib: int) -> bytes:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
 @pytest.mark.parametrize("kind", KINDS)
-def test_memory_is_bounded_whatever_the_archive_holds(kind: str, tmp_path: Path):
+def test_memory_is_bounded_for_any_archive(kind: str, tmp_path: Path):
     path = tmp_path / "file"
     path.write_bytes(bomb(kind, 32))
     done = subprocess.run(

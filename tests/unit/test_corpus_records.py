@@ -1,4 +1,4 @@
-"""Every record of the corpus gets its verdict on every path: alone, among others, and where all is clean at once."""
+"""Every record of the corpus gets its verdict on every path: alone, among others, and on the fast path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import zip_longest
 import pytest
 
 from shipper.codec import FIELD_RULES, MESSAGES, Codec
-from shipper.codec.judge import SEPARATOR, Judge
+from shipper.codec.judge import Judge
 from shipper.model.records import Chunk, EncodedChunk, Rejection, Stream
 from tests.cases import each
 from tests.corpus import ENTRIES, LATEST, Entry, Mode, Neighbour, Outcome
@@ -118,16 +118,15 @@ def test_a_record_gets_its_verdict_on_every_path(entry: Entry, mode: Mode):
 
 @both_modes
 @each("entry", [entry for entry in ENTRIES if entry.outcome("strict").line == entry.line])
-def test_what_leaves_as_it_came_needs_no_sorting_out(entry: Entry, mode: Mode):
+def test_records_sent_unchanged_take_the_fast_path(entry: Entry, mode: Mode):
     lines = [each.line for each in entry.neighbours(1, 2)] + [entry.line]
-    array = b"[" + b"".join(line + SEPARATOR for line in lines) + b"null]"
-    columns = Judge(entry.records(mode)).validate(array, len(lines), LATEST)
+    columns = Judge(entry.records(mode)).validate(lines, LATEST)
     is_clean = entry.outcome(mode).line == entry.line
     assert is_clean == (columns is not None)
 
 
 @each_entry
-def test_what_was_put_right_is_right(entry: Entry):
+def test_normalised_records_are_valid(entry: Entry):
     settings = entry.records("strict")
     normal = entry.outcome("normalize").line
     if normal is None or settings.mapping:
@@ -137,7 +136,7 @@ def test_what_was_put_right_is_right(entry: Entry):
         assert piece.lines == normal
 
 
-def test_the_corpus_is_large_and_its_names_are_claims():
+def test_the_corpus_is_large_and_its_names_are_sentences():
     assert len(ENTRIES) >= 500
     assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
 

@@ -1,4 +1,4 @@
-"""The pages of the documentation link to each other, and name files, that exist."""
+"""The links and file names in the documentation exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @each("page", PAGES)
-def test_every_link_leads_somewhere(page: Path):
+def test_every_link_has_a_target(page: Path):
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text()):
         file = (page.parent / target).resolve() if target else page
         assert file.exists(), target

@@ -1,4 +1,4 @@
-"""docs/shipper.1 is the man page, made from the commands, as --help is; `make docs` writes it."""
+"""The man page docs/shipper.1 is generated from the commands, like --help; `make docs` writes it."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ def page() -> str:
     variables = [
         ("SHIPPER_CONFIG", "The settings file."),
         ("SHIPPER__SECTION__KEY", "A setting; overrides the file. Every key: `shipper config init -o -`."),
-        ("SHIPPER_NATIVE=0", "Do without the native part."),
+        ("SHIPPER_NATIVE=0", "Do not use the native extension."),
     ]
     lines = [
-        r".\" Made from the commands by `make docs`.",
+        r".\" Generated from the commands by `make docs`.",
         f'.TH SHIPPER 1 "" "shipper {__version__}"',
         ".SH NAME",
         rf"shipper \- {roff(command.help[0].lower() + command.help[1:].rstrip('.'))}",
@@ -113,11 +113,11 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_the_page_tells_of_every_command_as_it_is():
+def test_the_page_describes_every_command():
     assert PAGE.read_text() == page(), "write it anew: make docs"
 
 
-def test_man_shows_every_command_and_option_and_finds_no_fault_in_the_page():
+def test_man_shows_every_command_and_option_without_warnings():
     result = run(
         tool("man"), "--warnings", "-l", PAGE, env={"LC_ALL": "C.UTF-8", "MANWIDTH": "500", "MANROFFOPT": "-c"}
     )

@@ -1,4 +1,4 @@
-"""Every command and every option of the command line is somewhere in the documentation."""
+"""Every command and option is documented."""
 
 from __future__ import annotations
 

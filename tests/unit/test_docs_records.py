@@ -1,4 +1,4 @@
-"""The table of rules in docs/records.md says what the codec does: every example in it is tried."""
+"""The codec follows the table of rules in docs/records.md: every example in it is tried."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_table_has_every_field_with_its_rule():
 
 
 @each("row", rows())
-def test_what_the_table_says_is_put_right_is_put_right_and_refused_in_strict_mode(row: Row):
+def test_values_normalised_according_to_the_table_are_refused_in_strict_mode(row: Row):
     for value, form in row.mended:
         piece = encode(row.field, value)
         assert json.loads(piece.lines)[row.field] == json.loads(form), value
@@ -71,7 +71,7 @@ def test_what_the_table_says_is_put_right_is_put_right_and_refused_in_strict_mod
 
 
 @each("row", rows())
-def test_what_the_table_says_is_refused_is_refused_by_its_rule(row: Row):
+def test_values_refused_according_to_the_table_are_refused_by_its_rule(row: Row):
     assert row.refused
     for value in row.refused:
         (rejection,) = encode(row.field, value).span.rejections

@@ -1,20 +1,26 @@
-"""The Prometheus rules and the Grafana dashboard of config/: what they ask for exists, promtool understands them."""
+"""The Prometheus rules and the Grafana dashboard in config/: their metrics exist, and promtool accepts them."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import itertools
 import json
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from shipper.delivery.sender import DeliveryCounts
+from shipper.kafka import member
 from shipper.model.group import GroupState
+from shipper.pipeline import observer, pipeline
 from shipper.status.admin.metrics import Metrics
 from shipper.status.live import Live
 from shipper.status.overview import Overview
@@ -60,6 +66,31 @@ def test_the_page_about_operating_lists_every_metric():
     assert set(re.findall(r"`(shipper_[a-z_]+)", page)) == samples
 
 
+def filled(name: str, *modules: ModuleType) -> set[str]:
+    """The keyword arguments of the calls of a function in modules."""
+    calls = [
+        node
+        for module in modules
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+    ]
+    return {keyword.arg for call in calls for keyword in call.keywords if keyword.arg}
+
+
+def test_every_number_of_the_snapshot_is_filled():
+    assert set(Live.__struct_fields__) == filled("Live", pipeline) | filled("replace", observer) - {"handed_over"}
+    assert set(GroupState.__struct_fields__) == filled("GroupState", member) | {"handed_over"}  # filled by the observer
+
+
+def test_every_count_of_the_senders_gets_into_the_snapshot():
+    read = {
+        node.attr
+        for node in ast.walk(ast.parse(inspect.getsource(observer)))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "counts"
+    }
+    assert {name for name in DeliveryCounts.__struct_fields__ if not name.startswith("_")} <= read
+
+
 def rules() -> list[dict[str, Any]]:
     (group,) = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
     return group["rules"]
@@ -86,13 +117,13 @@ def names_in(expression: str) -> set[str]:
     [[rule["expr"] for rule in rules()], expressions_of_the_dashboard()],
     ids=["alerts", "dashboard"],
 )
-def test_every_metric_that_is_asked_for_is_exported(expressions: list[str]):
+def test_every_metric_in_a_query_is_exported(expressions: list[str]):
     asked = set().union(*map(names_in, expressions))
     assert len(asked) >= 10
     assert asked - exported().keys() == set()
 
 
-def test_every_metric_of_shippers_own_is_shown_or_watched():
+def test_every_metric_is_on_the_dashboard_or_in_an_alert():
     shown = set().union(*map(names_in, [*expressions_of_the_dashboard(), *(rule["expr"] for rule in rules())]))
     shown |= names_in(str(dashboard()["templating"]))
     own = {name for name in exported() if name.startswith("shipper_")}
@@ -133,7 +164,7 @@ def test_every_alert_says_what_happened_and_what_to_do():
         assert rule["labels"]["severity"] in {"warning", "critical"}
 
 
-def test_promtool_takes_configuration_and_rules():
+def test_promtool_accepts_configuration_and_rules():
     assert_content(run(tool("promtool"), "check", "config", PROMETHEUS / "prometheus.yml"))
     assert_content(run(tool("promtool"), "check", "rules", "--lint-fatal", PROMETHEUS / "alerts.yml"))
 
@@ -142,7 +173,7 @@ def test_each_alert_fires_when_it_should_and_only_then():
     assert_content(run(tool("promtool"), "test", "rules", PROMETHEUS / "alerts_test.yml"))
 
 
-def test_the_tests_of_the_alerts_notice_every_one_that_never_fires(tmp_path: Path):
+def test_the_tests_of_the_alerts_detect_every_alert_that_never_fires(tmp_path: Path):
     promtool = tool("promtool")
     document = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())
     for rule in document["groups"][0]["rules"]:
@@ -166,7 +197,7 @@ def test_promtool_parses_every_expression_of_the_dashboard(tmp_path: Path):
     assert_content(run(promtool, "check", "rules", tmp_path / "rules.yml"))
 
 
-def test_the_panels_have_numbers_of_their_own_and_do_not_overlap():
+def test_the_panels_have_distinct_ids_and_do_not_overlap():
     panels = dashboard()["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels) >= 12
     cells = [cell for panel in panels for cell in cells_of(panel["gridPos"])]

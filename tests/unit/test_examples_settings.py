@@ -1,4 +1,4 @@
-"""The settings among the examples of config/, alone and within Kubernetes manifests: shipper takes them as they are."""
+"""The example settings in config/, alone and in Kubernetes manifests, are valid."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def shipper_container(path: Path) -> dict:
 
 
 @pytest.mark.parametrize("path", [*FILES, *MANIFESTS], ids=lambda path: path.relative_to(CONFIG))
-def test_shipper_takes_the_settings_and_no_secret_stands_in_them(path: Path, tmp_path: Path):
+def test_the_settings_are_valid_and_contain_no_secret(path: Path, tmp_path: Path):
     settings = settings_of(path, tmp_path)
     require_endpoint(settings, "intake")
     assert not literal_secrets(settings)
@@ -54,12 +54,12 @@ def test_a_pod_is_granted_more_time_to_stop_than_shipper_takes(path: Path, tmp_p
     assert pod_of(path)["terminationGracePeriodSeconds"] > settings.delivery.drain_timeout_seconds
 
 
-def test_the_sidecar_reads_on_until_the_application_has_written_its_last_lines(tmp_path: Path):
+def test_the_sidecar_stops_after_the_application(tmp_path: Path):
     assert settings_of(CONFIG / "kubernetes/sidecar.yaml", tmp_path).delivery.drain == "until_idle"
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
-def test_the_admin_address_of_a_pod_is_closed_to_all_but_the_scrapes(path: Path, tmp_path: Path):
+def test_the_admin_address_of_a_pod_is_open_only_to_scrapes(path: Path, tmp_path: Path):
     """The other ports are the application's, and stay open."""
     documents = manifests(path)
     policy = documents["NetworkPolicy"]["spec"]
@@ -82,7 +82,7 @@ def test_the_admin_address_of_a_pod_is_closed_to_all_but_the_scrapes(path: Path,
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
-def test_what_the_settings_of_a_pod_name_is_mounted(path: Path, tmp_path: Path):
+def test_all_files_named_in_the_settings_of_a_pod_are_mounted(path: Path, tmp_path: Path):
     """Each path lies below a mount, the state below a writable one; secrets have the mode that fsGroup makes."""
     settings = settings_of(path, tmp_path)
     assert settings.intake
@@ -122,13 +122,13 @@ def test_a_unit_is_granted_more_time_to_stop_than_shipper_takes(name: str, tmp_p
     assert int(seconds) > settings.delivery.drain_timeout_seconds
 
 
-def test_the_unit_keeps_the_state_where_the_settings_have_it(tmp_path: Path):
+def test_the_state_directory_of_the_unit_is_that_of_the_settings(tmp_path: Path):
     settings = settings_of(CONFIG / "systemd/shipper.toml", tmp_path)
     (name,) = re.findall(r"^StateDirectory=(.*)$", (CONFIG / "systemd/shipper.service").read_text(), re.MULTILINE)
     assert settings.state.directory == Path("/var/lib", name)
 
 
-def test_every_secret_of_the_units_settings_is_loaded_by_the_units():
+def test_every_secret_in_the_settings_is_loaded_by_the_units():
     text = (CONFIG / "systemd/shipper.toml").read_text()
     names = set(re.findall(r'^[^#\n]*"systemd-creds", "cat", "(.*?)"', text, re.MULTILINE))
     assert len(names) == 2
@@ -136,7 +136,7 @@ def test_every_secret_of_the_units_settings_is_loaded_by_the_units():
         assert set(re.findall(r"^LoadCredential=(.*)$", path.read_text(), re.MULTILINE)) == names, path
 
 
-def test_the_units_settings_have_a_section_of_the_report_that_only_needs_its_marks_removed(tmp_path: Path):
+def test_the_report_section_in_the_settings_of_the_units_only_needs_uncommenting(tmp_path: Path):
     assert settings_of(CONFIG / "systemd/shipper.toml", tmp_path).report is None
     path = tmp_path / "shipper.toml"
     text = (CONFIG / "systemd/shipper.toml").read_text()
@@ -158,7 +158,7 @@ def test_an_image_is_built_of_files_that_exist_and_are_sent_to_the_builder():
 
 def test_the_lock_is_written_by_a_tool_that_the_lock_pins_and_hashes():
     root = CONFIG.parent
-    # Lines with $(MAKE) are executed even in a dry run; they would build the native part and install it anew.
+    # Lines with $(MAKE) are executed even in a dry run; they would build the native extension and install it anew.
     words = ["make", "--dry-run", "--always-make", "lock", "MAKE=true"]
     recipe = subprocess.run(words, cwd=root, capture_output=True, text=True, check=True, timeout=30).stdout
     install, write = recipe.index("pip install"), recipe.index(".venv/bin/uv pip compile")

@@ -1,4 +1,4 @@
-"""The invented figures: plausible day by day, and adding up from day to day."""
+"""The invented figures are plausible for each day and add up."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from itertools import product
 
 import pytest
 
+from shipper.model import wire
 from shipper.sandbox.figures import (
     CPA_RATE,
     FIRST_DAY,
     LAST_DAY,
     REVENUE_SHARE_PERCENT,
     Deal,
-    PeriodFigures,
     Stretch,
-    figures_of,
+    marketing_source,
     month_of,
     stretches,
 )
@@ -30,32 +30,32 @@ YEAR = [date(2026, 1, 1) + timedelta(days=day) for day in range(365)]
 PERIODS = [(date(2026, 1, 1), date(2026, 1, 31)), (date(2025, 11, 17), date(2026, 3, 2)), (DAY, DAY)]
 
 
-def figures(deal: Deal, start: date, end: date, restated=None) -> PeriodFigures:
-    return figures_of(deal, stretches(start, end, restated or {}))
+def figures(deal: Deal, start: date, end: date, restated=None) -> wire.MarketingSource:
+    return marketing_source(deal, stretches(start, end, restated or {}), wire.AmountPair(Decimal(0), Decimal(0)))
 
 
 def days_of(found: list[Stretch]) -> list[date]:
-    return [date(part.year, part.month, day) for part in found for day in range(part.first, part.last + 1)]
+    return [part.first + timedelta(day) for part in found for day in range((part.last - part.first).days + 1)]
 
 
-def new_customers(made: PeriodFigures) -> Decimal:
+def new_customers(made: wire.MarketingSource) -> Decimal:
     return made.deposits.new_depositing_customers.customers.result
 
 
-def returning_customers(made: PeriodFigures) -> Decimal:
+def returning_customers(made: wire.MarketingSource) -> Decimal:
     return made.deposits.returning_depositing_customers.customers.result
 
 
-def counts(made: PeriodFigures) -> list[Decimal]:
+def counts(made: wire.MarketingSource) -> list[Decimal]:
     deposits = made.deposits
     pairs = [
-        *(made.active_customers, made.qualified_conversions),
+        *(made.active_customers, made.conversions.qualified_conversions),
         *(deposits.new_depositing_customers.customers, deposits.returning_depositing_customers.customers),
     ]
-    return [made.clicks, *(number for pair in pairs for number in (pair.result, pair.adjustment))]
+    return [made.conversions.clicks, *(number for pair in pairs for number in (pair.result, pair.adjustment))]
 
 
-def money(made: PeriodFigures) -> list[Decimal]:
+def money(made: wire.MarketingSource) -> list[Decimal]:
     deposits = made.deposits
     pairs = [
         *(made.net_revenue, made.rev_share, made.cpa_revenue, made.fees),
@@ -64,13 +64,13 @@ def money(made: PeriodFigures) -> list[Decimal]:
     return [made.outgoing_balance, *(number for pair in pairs for number in (pair.result, pair.adjustment))]
 
 
-def additive(made: PeriodFigures) -> list[Decimal]:
+def additive(made: wire.MarketingSource) -> list[Decimal]:
     customers = made.deposits.new_depositing_customers.customers
-    return [made.clicks, customers.result, customers.adjustment, *money(made)]
+    return [made.conversions.clicks, customers.result, customers.adjustment, *money(made)]
 
 
 @pytest.fixture(scope="module")
-def year() -> list[PeriodFigures]:
+def year() -> list[wire.MarketingSource]:
     """Every day of a year of every sample deal."""
     return [figures(deal, day, day) for deal in DEALS for day in YEAR]
 
@@ -78,7 +78,7 @@ def year() -> list[PeriodFigures]:
 # One day
 
 
-def test_figures_of_a_seed_stay_the_same_from_release_to_release():
+def test_figures_of_a_seed_do_not_change_between_releases():
     made = figures(DEAL, DAY, DAY)
     assert [str(number) for number in counts(made)] == ["33", "4", "0", "2", "0", "2", "0", "2", "0"]
     assert [str(number) for number in money(made)] == [
@@ -104,12 +104,12 @@ def test_figures_depend_on_seed_account_brand_source_day_and_revision(deal, day,
     assert figures(deal, day, day, restated) != figures(DEAL, DAY, DAY)
 
 
-def test_each_revision_of_a_day_has_figures_of_its_own():
+def test_each_revision_of_a_day_has_other_figures():
     assert len({tuple(money(figures(DEAL, DAY, DAY, {DAY: times}))) for times in range(5)}) == 5
 
 
 @pytest.mark.parametrize("restated", [{DAY: 0}, {DAY + timedelta(days=1): 1}, {DAY - timedelta(days=1): 1}])
-def test_other_days_and_no_revision_leave_a_day_as_it_is(restated):
+def test_a_day_is_changed_only_by_its_own_revisions(restated):
     assert figures(DEAL, DAY, DAY, restated) == figures(DEAL, DAY, DAY)
 
 
@@ -119,7 +119,7 @@ def test_counts_are_whole_and_money_has_four_decimals(year):
 
 
 def test_new_customers_are_no_more_than_the_clicks(year):
-    assert all(0 <= new_customers(made) <= made.clicks for made in year)
+    assert all(0 <= new_customers(made) <= made.conversions.clicks for made in year)
     assert any(new_customers(made) for made in year)
 
 
@@ -148,7 +148,7 @@ def test_revenue_share_is_its_share_of_a_positive_net_revenue_and_never_below_ze
 def test_cpa_revenue_is_the_rate_for_every_new_customer(year):
     for made in year:
         customers = made.deposits.new_depositing_customers.customers
-        assert made.qualified_conversions == customers
+        assert made.conversions.qualified_conversions == customers
         assert made.cpa_revenue.result == CPA_RATE * customers.result
         assert made.cpa_revenue.adjustment == CPA_RATE * customers.adjustment
 
@@ -160,12 +160,12 @@ def test_fees_are_small_and_negative(year):
 
 
 @pytest.mark.parametrize("name", ["net_revenue", "rev_share", "cpa_revenue", "fees"])
-def test_adjustments_are_there_and_rare(year, name):
+def test_adjustments_exist_and_are_rare(year, name):
     share = sum(getattr(made, name).adjustment != 0 for made in year) / len(year)
     assert 0 < share < 0.1
 
 
-def test_adjustment_takes_back_no_more_than_there_was(year):
+def test_adjustment_takes_back_at_most_the_total(year):
     for made in year:
         assert made.deposits.new_depositing_customers.customers.total >= 0
         assert made.fees.total <= 0
@@ -176,7 +176,7 @@ def test_adjustment_takes_back_no_more_than_there_was(year):
 
 @each(("start", "end"), PERIODS)
 @each("restated", [{}, {DAY: 1, date(2026, 2, 28): 3}])
-def test_all_but_distinct_customers_is_the_sum_of_the_days(start, end, restated):
+def test_all_figures_except_distinct_customers_are_sums_of_the_days(start, end, restated):
     days = [day for day in days_of(stretches(start, end, restated)) if start <= day <= end]
     assert len(days) == (end - start).days + 1
     columns = zip(*(additive(figures(DEAL, day, day, restated)) for day in days), strict=True)
@@ -219,34 +219,32 @@ def test_period_without_days_has_zeros_of_the_same_form(start, end):
 @each(
     ("start", "end", "expected"),
     [
-        (DAY, DAY, [(2026, 1, 15, 15)]),
-        (date(2026, 1, 1), date(2026, 1, 31), [(2026, 1, 1, 31)]),
-        (date(2026, 1, 31), date(2026, 2, 1), [(2026, 1, 31, 31), (2026, 2, 1, 1)]),
-        (date(2023, 12, 30), date(2024, 2, 29), [(2023, 12, 30, 31), (2024, 1, 1, 31), (2024, 2, 1, 29)]),
-        (date.min, date(2020, 1, 2), [(2020, 1, 1, 2)]),
-        (date(2039, 12, 30), date.max, [(2039, 12, 30, 31)]),
+        (DAY, DAY, ["2026-01-15 2026-01-15"]),
+        (date(2026, 1, 1), date(2026, 1, 31), ["2026-01-01 2026-01-31"]),
+        (date(2026, 1, 31), date(2026, 2, 1), ["2026-01-31 2026-01-31", "2026-02-01 2026-02-01"]),
+        (
+            date(2023, 12, 30),
+            date(2024, 2, 29),
+            ["2023-12-30 2023-12-31", "2024-01-01 2024-01-31", "2024-02-01 2024-02-29"],
+        ),
+        (date.min, date(2020, 1, 2), ["2020-01-01 2020-01-02"]),
+        (date(2039, 12, 30), date.max, ["2039-12-30 2039-12-31"]),
         (date.min, date.min, []),
         (date.max, date.max, []),
         (date(2026, 2, 1), DAY, []),
     ],
 )
-def test_period_is_cut_at_months_and_to_the_days_that_have_figures(start, end, expected):
-    assert [part[:4] for part in stretches(start, end, {})] == expected
+def test_period_is_split_at_months_and_limited_to_days_with_figures(start, end, expected):
+    assert [f"{part.first} {part.last}" for part in stretches(start, end, {})] == expected
 
 
-def test_revisions_stand_in_their_stretch_in_order_and_others_nowhere():
-    restated = {
-        date(2026, 2, 2): 1,
-        date(2026, 1, 31): 2,
-        date(2026, 2, 1): 4,
-        date(2026, 2, 3): 0,
-        date(2025, 2, 2): 9,
-    }
-    found = stretches(date(2026, 1, 31), date(2026, 2, 28), restated | {date(2026, 1, 30): 5, date.max: 1})
-    assert [part.revisions for part in found] == [((31, 2),), ((1, 4), (2, 1))]
+def test_revisions_apply_only_to_the_part_that_contains_their_day():
+    restated = {date(2026, 2, 2): 1, date(2026, 1, 31): 2, date(2026, 2, 1): 4, date(2026, 2, 3): 0, date.max: 1}
+    found = stretches(date(2026, 1, 31), date(2026, 2, 4), restated | {date(2026, 1, 30): 5})
+    assert [part.revisions for part in found] == [(2,), (4, 1, 0, 0)]
 
 
-def test_longest_period_has_so_few_days_that_drawing_them_all_takes_no_second():
+def test_all_days_of_the_longest_period_are_drawn_within_a_second():
     # About 2.5 µs a day and deal: `timeit` of `month_of.__wrapped__` over a month.
     days = days_of(stretches(date.min, date.max, {}))
     assert days == [FIRST_DAY + timedelta(days=day) for day in range(len(days))]
@@ -254,13 +252,13 @@ def test_longest_period_has_so_few_days_that_drawing_them_all_takes_no_second():
     assert len(days) * len(DEALS) < 110_000
 
 
-def test_month_is_drawn_once_and_again_when_a_day_of_it_is_restated():
+def test_month_is_drawn_once_and_again_after_a_restatement():
     month_of.cache_clear()
     for restated, drawn in (({}, 12), ({}, 12), ({DAY: 1}, 13), ({DAY: 1}, 13), ({DAY: 2}, 14), ({}, 14)):
         figures(DEAL, YEAR[0], YEAR[-1], restated)
         assert month_of.cache_info().misses == drawn
 
 
-def test_all_months_of_the_sample_deals_are_remembered_at_once():
+def test_all_months_of_the_sample_deals_fit_into_the_cache():
     months = len(stretches(date.min, date.max, {})) * len(DEALS)
     assert months < month_of.cache_info().maxsize

@@ -1,4 +1,4 @@
-"""Following files, step by step: what once was lost, read twice, or waited for in vain."""
+"""Following files step by step: regressions with lost, repeated or delayed data."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from shipper.model.records import Chunk, Stream
 from shipper.sources.completion import Completion
-from shipper.sources.content import Plain
-from shipper.sources.reader import READ_BYTES, likeness
+from shipper.sources.content import Content
+from shipper.sources.reader import READ_BYTES, compare
 from tests.unit.follower_bench import ROTATE_WAIT_S, Bench, settle
 
 
@@ -34,7 +34,7 @@ def leave_by_rename(path: Path) -> None:
 
 @pytest.mark.parametrize("leave", [leave_by_rename, Path.unlink], ids=["renamed", "deleted"])
 @pytest.mark.parametrize("later_s", [0.0, 1.0, 3600.0])
-def test_what_was_written_before_a_file_left_is_read_even_if_nobody_looked_for_long(
+def test_data_written_before_a_file_left_is_read_even_after_a_long_time_without_looks(
     bench: Bench, leave: Callable[[Path], None], later_s: float
 ):
     path = bench.write("a.log", lines(0, 10))
@@ -47,7 +47,7 @@ def test_what_was_written_before_a_file_left_is_read_even_if_nobody_looked_for_l
 
 
 @pytest.mark.parametrize("leave", [leave_by_rename, Path.unlink], ids=["renamed", "deleted"])
-def test_a_file_that_left_is_closed_when_it_has_been_quiet_for_long_enough(bench: Bench, leave: Callable[[Path], None]):
+def test_a_file_that_left_is_closed_after_the_rotate_wait(bench: Bench, leave: Callable[[Path], None]):
     path = bench.write("a.log", lines(0, 10))
     bench.look(1.0)
     leave(path)
@@ -57,7 +57,7 @@ def test_a_file_that_left_is_closed_when_it_has_been_quiet_for_long_enough(bench
     assert not bench.follower.files
 
 
-def test_a_known_file_that_leaves_and_comes_back_goes_on(bench: Bench):
+def test_a_known_file_that_leaves_and_returns_is_resumed(bench: Bench):
     path = bench.write("a.log", lines(0, 100))
     settle(bench.store, bench.look(1.0))
     bench.stop()
@@ -75,14 +75,14 @@ def test_a_known_file_that_leaves_and_comes_back_goes_on(bench: Bench):
 
 
 @pytest.mark.parametrize("count", [5, READ_BYTES // 4], ids=["shorter", "grown past the old end"])
-def test_a_truncation_in_the_middle_of_an_endless_line_is_noticed(bench: Bench, count: int):
+def test_a_truncation_within_an_endless_line_is_detected(bench: Bench, count: int):
     bench.write("a.log", b"x" * (2 * READ_BYTES))
     assert bench.look(1.0) == []
     bench.write("a.log", lines(0, count), mode="wb")
     assert b"".join(bench.read(2.0 + look) for look in range(5)) == lines(0, count)
 
 
-def test_a_file_with_a_hole_in_front_is_read_behind_it(bench: Bench):
+def test_a_file_that_starts_with_a_hole_is_read_after_it(bench: Bench):
     """What copytruncate leaves of a writer that does not append but writes on at its old offset."""
     path = bench.folder / "a.log"
     with path.open("wb") as out:
@@ -99,7 +99,7 @@ def test_a_file_with_a_hole_in_front_is_read_behind_it(bench: Bench):
     assert [each.reader.offset for each in bench.follower.files] == [path.stat().st_size]
 
 
-def test_a_crowd_of_files_is_followed_with_few_of_them_open(bench: Bench):
+def test_many_files_are_followed_with_few_of_them_open(bench: Bench):
     bench.stop()
     follower = bench.start(max_open=3)
     names = [f"{number}.log" for number in range(10)]
@@ -113,7 +113,7 @@ def test_a_crowd_of_files_is_followed_with_few_of_them_open(bench: Bench):
         assert sorted(got) == sorted(f"{name} {turn}".encode() for name in names)
 
 
-def test_in_a_crowd_a_deleted_file_is_not_closed_before_its_rest_was_read(bench: Bench):
+def test_with_many_files_a_deleted_file_is_not_closed_before_its_end_is_read(bench: Bench):
     bench.stop()
     bench.start(max_open=1)
     path = bench.write("a.log", lines(0, 3))
@@ -125,97 +125,120 @@ def test_in_a_crowd_a_deleted_file_is_not_closed_before_its_rest_was_read(bench:
     assert sorted(got.splitlines()) == sorted([*lines(3, 6).splitlines(), b"another"])
 
 
-def test_a_loaded_stream_is_the_same_file_until_its_bytes_say_otherwise(bench: Bench):
+def test_a_file_that_leaves_and_returns_with_pending_records_is_resumed(bench: Bench):
+    path = bench.write("a.log", lines(0, 10))
+    assert bench.read(1.0) == lines(0, 10)
+    leave_by_rename(path)
+    bench.look(2.0 + ROTATE_WAIT_S)
+    assert not bench.follower.files
+    path.with_suffix(".old").rename(path)
+    bench.write("a.log", lines(10, 20))
+    assert bench.read(20.0) == lines(10, 20)
+
+
+def test_unsaved_data_of_a_file_that_left_the_glob_is_read_again_after_a_crash(bench: Bench):
+    path = bench.write("a.log", lines(0, 5))
+    assert bench.ship(1.0) == lines(0, 5)
+    bench.write("a.log", lines(5, 10))
+    leave_by_rename(path)
+    assert bench.read(2.0) == lines(5, 10)
+    bench.look(2.0 + ROTATE_WAIT_S)
+    assert not bench.follower.files
+    bench.start()
+    assert bench.read(20.0) == lines(5, 10)
+
+
+def test_a_loaded_stream_is_the_same_file_unless_its_bytes_differ(bench: Bench):
     path = bench.write("a.log", lines(0, 200))
     settle(bench.store, bench.look(1.0))
-    (stream,) = bench.store.streams.known("file")
+    (stream,) = bench.store.streams.load("file")
     assert isinstance(stream, Stream)
     with path.open("rb") as opened:
-        assert likeness(Plain(opened.fileno()), stream) == "same"
+        assert compare(Content(opened.fileno()), stream) == "same"
     with path.open("r+b") as out:
         out.seek(stream.checkpoint - 2)
         out.write(b"?")
     with path.open("rb") as opened:
-        assert likeness(Plain(opened.fileno()), stream) == "other"
+        assert compare(Content(opened.fileno()), stream) == "other"
 
 
-def look_at(bench: Bench, wall_time: float) -> list[Chunk]:
+def read_overview(bench: Bench, wall_time: float) -> list[Chunk]:
     bench.wall_time = wall_time
     return bench.look(wall_time)
 
 
 def settled_until(bench: Bench) -> float | None:
-    (stream,) = bench.store.streams.known("file")
+    (stream,) = bench.store.streams.load("file")
     return stream.settled_until
 
 
 @pytest.mark.parametrize("later", [lines(10, 20), b"torn"], ids=["lines", "a torn line"])
-def test_what_was_said_to_be_delivered_stays_so_when_more_is_written(bench: Bench, later: bytes):
+def test_delivered_data_stays_delivered_when_more_is_written(bench: Bench, later: bytes):
     bench.write("a.log", lines(0, 10))
-    settle(bench.store, look_at(bench, 100.0))
+    settle(bench.store, read_overview(bench, 100.0))
     for wall_time in (200.0, 300.0):
-        assert look_at(bench, wall_time) == []
+        assert read_overview(bench, wall_time) == []
     bench.write("a.log", later)
-    chunks = look_at(bench, 400.0)
-    look_at(bench, 401.0)
+    chunks = read_overview(bench, 400.0)
+    read_overview(bench, 401.0)
     assert settled_until(bench) == 300.0, "the last look at which nothing else had come"
     settle(bench.store, chunks)
     assert settled_until(bench) == (400.0 if chunks else 300.0)
 
 
-def test_a_look_that_saw_more_than_is_read_yet_says_nothing_of_what_is_delivered(bench: Bench):
+def test_a_look_that_finds_unread_data_does_not_update_settled_until(bench: Bench):
     bench.write("a.log", lines(0, 10))
-    settle(bench.store, look_at(bench, 100.0))
-    look_at(bench, 200.0)
+    settle(bench.store, read_overview(bench, 100.0))
+    read_overview(bench, 200.0)
     bench.write("a.log", lines(10, 20))
     for bench.wall_time in (300.0, 400.0):  # delivery pauses: it is looked, and not read
-        bench.follower.look(bench.follower.find(), bench.wall_time)
+        bench.follower.scan(bench.follower.find(), bench.wall_time)
     bench.wall_time = 500.0
     assert bench.follower.files.read(500.0)
-    bench.follower.note()
+    bench.follower.save()
     assert settled_until(bench) == 200.0
 
 
-def test_a_file_that_was_closed_for_others_is_known_to_have_been_unchanged(tmp_path: Path):
+def test_a_file_closed_for_others_is_known_to_be_unchanged(tmp_path: Path):
     bench = Bench(tmp_path)
     bench.start(max_open=1)
     bench.write("a.log", lines(0, 10))
-    settle(bench.store, look_at(bench, 100.0))
+    settle(bench.store, read_overview(bench, 100.0))
     bench.write("b.log", lines(0, 10))
-    settle(bench.store, look_at(bench, 200.0))
-    settle(bench.store, look_at(bench, 300.0))
+    settle(bench.store, read_overview(bench, 200.0))
+    settle(bench.store, read_overview(bench, 300.0))
     bench.write("a.log", lines(10, 20))
-    look_at(bench, 400.0)
-    look_at(bench, 500.0)
-    until = {Path(stream.path).name: stream.settled_until for stream in bench.store.streams.known("file")}
+    read_overview(bench, 400.0)
+    read_overview(bench, 500.0)
+    until = {Path(stream.path).name: stream.settled_until for stream in bench.store.streams.load("file")}
     assert until["a.log"] == 300.0
     bench.stop()
     bench.store.close()
 
 
-def test_the_last_note_tells_up_to_when_quiet_files_are_settled(bench: Bench):
+def test_the_last_save_updates_settled_until_of_quiet_files(bench: Bench):
     bench.write("a.log", lines(0, 10))
-    settle(bench.store, look_at(bench, 100.0))
-    look_at(bench, 200.0)
+    settle(bench.store, read_overview(bench, 100.0))
+    read_overview(bench, 200.0)
     assert settled_until(bench) == 100.0
-    bench.follower.note(is_last=True)
+    bench.follower.save(is_last=True)
     assert settled_until(bench) == 200.0
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".copy"])
-def test_a_file_that_was_copied_before_it_was_read_the_first_time_is_read_once(bench: Bench, suffix: str):
+def test_a_file_copied_before_its_first_read_is_read_once(bench: Bench, suffix: str):
     bench.stop()
     follower = bench.start("*.log*")
     path = bench.write("a.log", lines(0, 200))
-    follower.look(follower.find(), 1.0)  # opened; the service is away, so nobody reads
+    follower.scan(follower.find(), 1.0)  # opened; the service is away, so nobody reads
     old = path.rename(path.with_name("a.log.1"))
-    follower.look(follower.find(), 2.0)
+    follower.scan(follower.find(), 2.0)
     data = old.read_bytes()
     old.with_name(f"a.log.1{suffix}").write_bytes(gzip.compress(data) if suffix == ".gz" else data)
     old.unlink()
     read = b""
     for now in range(3, 40):
-        follower.look(follower.find(), float(now))
+        follower.scan(follower.find(), float(now))
         if now > 4:
             read += b"".join(chunk.data for chunk in follower.files.read(float(now)))
     assert read == lines(0, 200)
@@ -223,9 +246,7 @@ def test_a_file_that_was_copied_before_it_was_read_the_first_time_is_read_once(b
 
 @pytest.mark.parametrize("suffix", [".gz", ".copy"])
 @pytest.mark.parametrize("reads_at", [1, 4])
-def test_a_copy_that_is_found_together_with_its_original_is_not_read_beside_it(
-    bench: Bench, suffix: str, reads_at: int
-):
+def test_a_copy_found_together_with_its_original_is_not_read(bench: Bench, suffix: str, reads_at: int):
     bench.stop()
     follower = bench.start("*.log*")
     original = bench.write("a.log.1", lines(0, 200))
@@ -233,7 +254,7 @@ def test_a_copy_that_is_found_together_with_its_original_is_not_read_beside_it(
     original.with_name(f"a.log.1{suffix}").write_bytes(gzip.compress(data) if suffix == ".gz" else data)
     read = b""
     for now in range(1, 40):
-        follower.look(follower.find(), float(now))
+        follower.scan(follower.find(), float(now))
         if now == 2:
             original.unlink()
         if now >= reads_at:
@@ -242,7 +263,7 @@ def test_a_copy_that_is_found_together_with_its_original_is_not_read_beside_it(
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".copy"])
-def test_what_was_copied_behind_a_truncation_that_nobody_had_noticed_is_read_once(bench: Bench, suffix: str):
+def test_a_file_copied_after_an_unnoticed_truncation_is_read_once(bench: Bench, suffix: str):
     bench.stop()
     follower = bench.start("*.log*")
     path = bench.write("a.log", lines(0, 200))
@@ -254,43 +275,57 @@ def test_what_was_copied_behind_a_truncation_that_nobody_had_noticed_is_read_onc
     old.with_name(f"a.log.2{suffix}").write_bytes(gzip.compress(data) if suffix == ".gz" else data)
     old.unlink()
     for now in range(3, 40):
-        follower.look(follower.find(), float(now))
+        follower.scan(follower.find(), float(now))
         if now > 4:
             read += b"".join(chunk.data for chunk in follower.files.read(float(now)))
     assert sorted(read.splitlines()) == lines(0, 300).splitlines()
 
 
-def test_a_pattern_whose_files_are_put_away_when_they_are_delivered_is_not_missed(bench: Bench):
+def test_a_pattern_is_not_reported_as_unmatched_if_its_files_were_completed(bench: Bench):
     follower = bench.start("*.log", "*.csv", completion=Completion("delete"))
     log, csv = (f"no file matches {bench.folder}/*.{name}: " for name in ("log", "csv"))
-    none = f"no file is in {bench.folder} yet"
-    assert follower.unmatched == [log + none, csv + none], "there may be a mistake in it"
+    none = f"{bench.folder} has no files yet"
+    assert follower.backlog.unmatched == [log + none, csv + none], "there may be a mistake in it"
     file = bench.write("a.log", b"1\n")
     bench.ship(1.0)
-    assert [words.startswith(f"{csv}1 other file is in") for words in follower.unmatched] == [True]
+    assert [words.startswith(f"{csv}1 other file is in") for words in follower.backlog.unmatched] == [True]
     file.unlink()
     bench.ship(2.0)
-    assert follower.unmatched == [csv + none]
+    assert follower.backlog.unmatched == [csv + none]
     bench.stop()
 
 
-def test_a_pattern_whose_files_have_gone_by_other_hands_is_missed(bench: Bench):
+def test_a_pattern_is_reported_as_unmatched_if_its_files_were_removed_otherwise(bench: Bench):
     follower = bench.start("*.log")
     file = bench.write("a.log", b"1\n")
     bench.ship(1.0)
-    assert follower.unmatched == []
+    assert follower.backlog.unmatched == []
     file.unlink()
     bench.ship(2.0)
-    assert follower.unmatched == [f"no file matches {bench.folder}/*.log: no file is in {bench.folder} yet"]
+    assert follower.backlog.unmatched == [f"no file matches {bench.folder}/*.log: {bench.folder} has no files yet"]
     bench.stop()
 
 
-def test_other_patterns_are_looked_for_before_anything_is_said_of_them(bench: Bench):
+def test_new_patterns_are_searched_before_they_are_reported(bench: Bench):
     follower = bench.start("*.log")
-    assert follower.has_looked
+    assert follower.backlog.is_known
     bench.rename_patterns("*.csv")
-    assert not follower.has_looked
+    assert not follower.backlog.is_known
     bench.ship(1.0)
-    assert follower.has_looked
-    assert follower.unmatched == [f"no file matches {bench.folder}/*.csv: no file is in {bench.folder} yet"]
+    assert follower.backlog.is_known
+    assert follower.backlog.unmatched == [f"no file matches {bench.folder}/*.csv: {bench.folder} has no files yet"]
     bench.stop()
+
+
+@pytest.mark.parametrize("name", ["old.log", "a.log.1"])
+def test_a_file_renamed_while_it_is_closed_gets_its_new_path(bench: Bench, name: str):
+    path = bench.write("a.log", lines(0, 10))
+    bench.ship(1.0, 2.0)
+    bench.stop()
+    bench.wall_time = 1000.0  # a settled and quiet file is not opened
+    bench.start("*.log")
+    assert not list(bench.follower.files)
+    path.rename(path.with_name(name))
+    assert bench.ship(3.0, 4.0) == b""
+    (stream,) = bench.store.streams.load("file")
+    assert (stream.path, stream.is_rotated) == (str(path.with_name(name)), True)

@@ -1,4 +1,4 @@
-"""Many archives are read in turns, and few of them are decompressed at a time."""
+"""Many archives are read in turns; few are decompressed at a time."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ BLANKS = (b" " * 1023 + b"\n") * 1024  # 1 MiB
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Assert at each step of decompression that no more archives stand within a member than may."""
     bench = Bench(tmp_path)
-    note_step = Archive._note_step
+    count_step = Archive._count_step
 
     def check(archive: Archive, length: int) -> None:
-        note_step(archive, length)
+        count_step(archive, length)
         archives = [each.reader.content for each in bench.follower.files if isinstance(each.reader.content, Archive)]
         assert sum(each._decompressor is not None for each in archives) <= 3
         assert sum(each._decompressor is not None and each._end > FURTHER for each in archives) <= 1
 
-    monkeypatch.setattr(Archive, "_note_step", check)
+    monkeypatch.setattr(Archive, "_count_step", check)
     yield bench
     bench.stop()
     bench.store.close()
@@ -48,8 +48,8 @@ def read(bench: Bench, *, until: Callable[[Counter[str]], bool] = lambda _: Fals
     quiet = 0
     while quiet < 8 and not until(found):
         bench.now += 2.0
-        bench.follower.look(bench.follower.find(), bench.now)
-        quiet = 0 if files.has_news else quiet + 1
+        bench.follower.scan(bench.follower.find(), bench.now)
+        quiet = 0 if files.has_ready else quiet + 1
         for chunk in files.read(bench.now):
             found[Path(chunk.stream.path).name] += len(chunk.data.split())
     return found
@@ -64,26 +64,26 @@ def records(first: int, count: int) -> bytes:
     return b"".join(b'{"n":%07d}\n' % number for number in range(first, first + count))
 
 
-def test_each_of_very_many_is_read_once(bench: Bench):
+def test_each_of_many_archives_is_read_once(bench: Bench):
     for number in range(20):
         bench.write(f"{number}.log", gzip.compress(records(number, 5) + BLANKS * number + records(100 + number, 5), 1))
     bench.start()
     assert read(bench) == {f"{number}.log": 10 for number in range(20)}
 
 
-def test_many_small_ones_are_read_together(bench: Bench):
+def test_many_small_archives_are_read_together(bench: Bench):
     for number in range(40):
         bench.write(f"{number}.log", gzip.compress(records(number, 5)))
     bench.start()
-    bench.follower.look(bench.follower.find(), bench.now)
+    bench.follower.scan(bench.follower.find(), bench.now)
     files, found, reads = bench.follower.files, 0, 0
-    while files.has_news:
+    while files.has_ready:
         found += sum(len(chunk.data.split()) for chunk in files.read(bench.now))
         reads += 1
     assert (found, reads <= 8) == (200, True), reads
 
 
-def test_one_that_ends_in_the_turn_of_another_is_done_with(bench: Bench, rng: Random):
+def test_an_archive_that_ends_in_the_turn_of_another_one_is_finished(bench: Bench, rng: Random):
     """Otherwise each of them is decompressed to its end in each read of all files, for ever."""
     for number in range(6):
         bench.write(f"{number}.log", gzip.compress(records(number, 5) + BLANKS * (number + 2), 1))
@@ -95,23 +95,23 @@ def test_one_that_ends_in_the_turn_of_another_is_done_with(bench: Bench, rng: Ra
             files.wake(file)
         for _ in range(8):
             assert not files.read(bench.now)
-        assert not files.has_news
+        assert not files.has_ready
 
 
-def test_a_small_one_waits_for_no_beginning_that_takes_long(bench: Bench):
+def test_a_small_archive_does_not_wait_for_one_with_a_slow_start(bench: Bench):
     bench.write("members.log", gzip.compress(b"") * 20_000 + gzip.compress(records(0, 5)))
     bench.start()
     files = bench.follower.files
     assert not read(bench, until=lambda _: any(file.unfinished_turns > 4 for file in files))
     for number in range(10):
         bench.write(f"{number}.log", gzip.compress(records(number, 5)))
-    bench.follower.look(bench.follower.find(), bench.now)
+    bench.follower.scan(bench.follower.find(), bench.now)
     found = sum(len(chunk.data.split()) for _ in range(6) for chunk in files.read(bench.now))
     assert found == 50
     assert read(bench) == {"members.log": 5}
 
 
-def test_a_small_one_waits_for_no_large_ones(bench: Bench):
+def test_a_small_archive_does_not_wait_for_large_ones(bench: Bench):
     large = [f"{number}.log" for number in range(3)]
     for number, name in enumerate(large):
         bench.write(name, gzip.compress(records(number, 5) + BLANKS * (LARGE >> 20) + records(100 + number, 5), 1))
@@ -125,7 +125,7 @@ def test_a_small_one_waits_for_no_large_ones(bench: Bench):
     assert found + read(bench) == {"small.log": 5, **dict.fromkeys(large, 10)}
 
 
-def test_one_line_without_an_end_is_another_ones_turn_soon(bench: Bench):
+def test_an_archive_with_an_endless_line_does_not_block_others(bench: Bench):
     bench.write("large.log", gzip.compress(records(0, 5) + BLANKS * 60 + records(100, 5), 1))
     bench.start()
     files = bench.follower.files
@@ -135,19 +135,19 @@ def test_one_line_without_an_end_is_another_ones_turn_soon(bench: Bench):
 
 
 @pytest.mark.parametrize("pack", [pack_xz, zstd.compress], ids=["xz", "zstd"])
-def test_one_window_at_a_time_is_wide_also_where_files_are_compared(
+def test_only_one_window_is_large_even_while_files_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes]
 ):
     bench = Bench(tmp_path)
-    decompressed, seen, note_step = Counter[str](), WeakSet[Archive](), Archive._note_step
+    decompressed, seen, count_step = Counter[str](), WeakSet[Archive](), Archive._count_step
 
     def check(archive: Archive, length: int) -> None:
-        note_step(archive, length)
+        count_step(archive, length)
         decompressed[archive._path.name] += length
         seen.add(archive)
         assert sum(each._decompressor is not None and each._end > WIDE for each in seen) <= 1
 
-    monkeypatch.setattr(Archive, "_note_step", check)
+    monkeypatch.setattr(Archive, "_count_step", check)
     bench.write("0.log", pack(records(0, 5) + BLANKS * 30 + records(100, 5)))
     bench.start()
     assert read(bench) == {"0.log": 10}
@@ -165,7 +165,7 @@ def test_one_window_at_a_time_is_wide_also_where_files_are_compared(
     bench.store.close()
 
 
-def test_of_large_ones_that_goes_first_of_which_least_was_read(bench: Bench):
+def test_the_large_archive_read_least_goes_first(bench: Bench):
     large = [f"{number}.log" for number in range(3)]
     for number, name in enumerate(large):
         bench.write(name, gzip.compress(records(number, 5) + BLANKS * 60 + records(100 + number, 5), 1))
@@ -178,7 +178,7 @@ def test_of_large_ones_that_goes_first_of_which_least_was_read(bench: Bench):
     assert found + read(bench) == {"smaller.log": 5, **dict.fromkeys(large, 10)}
 
 
-def test_a_smaller_one_waits_for_seconds_however_far_the_large_ones_were_read(bench: Bench):
+def test_a_smaller_archive_waits_only_seconds_for_large_ones(bench: Bench):
     for number in range(2):
         bench.write(f"{number}.log", gzip.compress(records(number, 5) + BLANKS * 90 + records(100 + number, 5), 1))
     bench.start()
@@ -191,7 +191,7 @@ def test_a_smaller_one_waits_for_seconds_however_far_the_large_ones_were_read(be
     assert found + read(bench) == {"0.log": 10, "1.log": 10, "smaller.log": 5}
 
 
-def test_one_that_grows_within_a_member_makes_room_and_goes_on_where_it_was(bench: Bench):
+def test_an_archive_that_grows_within_a_member_is_suspended_and_resumed(bench: Bench):
     packer = zlib.compressobj(wbits=31)
     bench.write("grows.log", packer.compress(records(0, 5)) + packer.flush(zlib.Z_SYNC_FLUSH))
     bench.start()

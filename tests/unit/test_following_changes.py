@@ -1,4 +1,4 @@
-"""Files that are followed while settings and clocks change, and what is said of how far they are delivered."""
+"""Following files while settings and clocks change, and the reported delivery status."""
 
 from __future__ import annotations
 
@@ -49,9 +49,7 @@ def copy_and_truncate(path: Path) -> None:
 
 
 @pytest.mark.parametrize("rotate", [rename, copy_and_truncate])
-def test_what_was_rotated_away_while_nothing_ran_is_not_said_to_be_delivered(
-    bench: Bench, rotate: Callable[[Path], None]
-):
+def test_a_file_rotated_while_stopped_is_not_reported_as_delivered(bench: Bench, rotate: Callable[[Path], None]):
     path = bench.folder / "a.log"
     write(path, lines(0, 200))
     bench.start("a.log")
@@ -65,7 +63,7 @@ def test_what_was_rotated_away_while_nothing_ran_is_not_said_to_be_delivered(
     assert bench.status(LATER).delivered_until == LATER
 
 
-def test_what_was_renamed_since_the_last_look_is_not_said_to_be_delivered(bench: Bench):
+def test_a_file_renamed_since_the_last_look_is_not_reported_as_delivered(bench: Bench):
     path = bench.folder / "a.log"
     write(path, lines(0, 10))
     bench.start("a.log")
@@ -77,7 +75,7 @@ def test_what_was_renamed_since_the_last_look_is_not_said_to_be_delivered(bench:
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0], ids=["half of it", "all but its last newline"])
-def test_an_archive_that_is_not_read_to_its_end_is_not_said_to_be_delivered(bench: Bench, share: float):
+def test_an_archive_that_is_not_read_to_its_end_is_not_reported_as_delivered(bench: Bench, share: float):
     chance = Random(1)
     content = b"".join(b'{"n":"%s"}\n' % chance.randbytes(20).hex().encode() for _ in range(20_000))
     archive = gzip.compress(content + b'{"n":"the last"}')
@@ -94,7 +92,7 @@ def test_an_archive_that_is_not_read_to_its_end_is_not_said_to_be_delivered(benc
 
 
 @pytest.mark.parametrize("is_half_shipped", [False, True])
-def test_what_was_rotated_and_compressed_is_said_to_be_delivered(bench: Bench, is_half_shipped: bool):
+def test_a_rotated_and_compressed_file_is_reported_as_delivered(bench: Bench, is_half_shipped: bool):
     path = bench.folder / "a.log"
     write(path, lines(0, 200))
     bench.start("a*")
@@ -110,7 +108,7 @@ def test_what_was_rotated_and_compressed_is_said_to_be_delivered(bench: Bench, i
     assert bench.status(LATER).delivered_until == LATER
 
 
-def test_an_archive_whose_end_nobody_has_reached_is_opened_again_though_it_has_no_more_records(bench: Bench):
+def test_an_archive_whose_end_was_not_reached_is_opened_again_even_without_more_records(bench: Bench):
     path = bench.folder / "a.log"
     write(path, lines(0, 200))
     bench.start("a.log")
@@ -131,12 +129,12 @@ def test_an_archive_whose_end_nobody_has_reached_is_opened_again_though_it_has_n
     assert bench.status(LATER).delivered_until == LATER
 
 
-def test_a_generation_that_got_the_inode_of_a_file_that_is_gone_is_read_though_no_pattern_names_it(bench: Bench):
+def test_an_unmatched_generation_with_the_inode_of_a_deleted_file_is_read(bench: Bench):
     other = bench.folder / "b.log"
     write(other, lines(0, 10))
     bench.start("*.log")
     assert bench.ship(1.0, 2.0) == lines(0, 10)
-    (stream,) = bench.store.streams.known("file")
+    (stream,) = bench.store.streams.load("file")
     bench.stop()
     other.rename(bench.folder / "a.log")  # as if another file had been given its inode
     (bench.folder / "a.log").write_bytes(lines(100, 150))
@@ -147,7 +145,7 @@ def test_a_generation_that_got_the_inode_of_a_file_that_is_gone_is_read_though_n
     assert bench.ship(*map(float, range(10, 40))) in {lines(100, 160), lines(150, 160) + lines(100, 150)}
 
 
-def test_a_copy_that_got_the_inode_of_a_file_that_is_gone_gives_its_rest_though_no_pattern_names_it(bench: Bench):
+def test_an_unmatched_copy_with_the_inode_of_a_deleted_file_is_resumed(bench: Bench):
     path, other = bench.folder / "a.log", bench.folder / "b.log"
     write(path, lines(0, 200))
     write(other, lines(500, 510))
@@ -164,7 +162,7 @@ def test_a_copy_that_got_the_inode_of_a_file_that_is_gone_gives_its_rest_though_
     assert sorted(bench.ship(10.0, 11.0, 12.0).splitlines()) == lines(200, 310).splitlines()
 
 
-def test_a_clock_that_is_put_back_does_not_say_yes_ahead_of_time(bench: Bench):
+def test_a_clock_set_back_does_not_report_delivery_too_early(bench: Bench):
     path = bench.folder / "a.log"
     write(path, lines(0, 10))
     bench.wall_time = 5000.0
@@ -179,21 +177,21 @@ def test_a_clock_that_is_put_back_does_not_say_yes_ahead_of_time(bench: Bench):
     assert until is None or until < 2050.0
 
 
-def test_a_file_of_two_names_lags_once(bench: Bench):
+def test_a_file_with_two_names_counts_once_in_the_lag(bench: Bench):
     path = bench.folder / "a.log"
     write(path, lines(0, 10))
     (bench.folder / "current.log").symlink_to(path)
     bench.start("*.log")
     bench.look(1.0)
     bench.look(2.0)
-    assert bench.follower.lag_bytes == path.stat().st_size == bench.status(LATER).lag_bytes
+    assert bench.follower.backlog.lag_bytes == path.stat().st_size == bench.status(LATER).lag_bytes
 
 
 # Other patterns ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("more", [b"", lines(110, 120)], ids=["settled", "with news"])
-def test_a_file_that_is_named_no_more_is_left_alone_also_when_it_is_rotated(bench: Bench, more: bytes):
+def test_a_file_that_no_pattern_matches_any_more_is_ignored_even_when_rotated(bench: Bench, more: bytes):
     named, dropped = bench.folder / "a.log", bench.folder / "b.log"
     write(named, lines(0, 5))
     write(dropped, lines(100, 110))
@@ -210,7 +208,7 @@ def test_a_file_that_is_named_no_more_is_left_alone_also_when_it_is_rotated(benc
     assert not (bench.folder / "a.log.1").exists()
 
 
-def test_a_file_that_was_named_before_is_not_begun_at_its_end_when_wider_patterns_come(bench: Bench):
+def test_an_already_matched_file_is_not_skipped_by_start_end_of_a_wider_pattern(bench: Bench):
     path = bench.folder / "a.log"
     write(path, lines(0, 5))
     bench.start("a.log", start="end")
@@ -221,7 +219,7 @@ def test_a_file_that_was_named_before_is_not_begun_at_its_end_when_wider_pattern
     assert bench.ship(3.0, 4.0, 9.0, 15.0) == lines(5, 10)
 
 
-def test_a_copy_that_was_dropped_before_it_was_decided_is_still_known_as_one(bench: Bench):
+def test_an_undecided_copy_that_was_dropped_is_still_recognised(bench: Bench):
     path, copy = bench.folder / "a.log", bench.folder / "a.copy"
     write(path, lines(0, 300))
     bench.start("a.log", "*.copy")
@@ -236,7 +234,7 @@ def test_a_copy_that_was_dropped_before_it_was_decided_is_still_known_as_one(ben
     assert bench.ship(4.0, 5.0, 12.0) == b""
 
 
-def test_a_pattern_that_is_no_name_finds_nothing_and_harms_nothing(bench: Bench):
+def test_a_pattern_that_is_not_a_valid_name_matches_nothing(bench: Bench):
     write(bench.folder / "a.log", lines(0, 5))
     bench.start("a\0.log", "a.log")
     assert bench.ship(1.0) == lines(0, 5)
@@ -245,7 +243,7 @@ def test_a_pattern_that_is_no_name_finds_nothing_and_harms_nothing(bench: Bench)
 # Files that are much alike ----------------------------------------------------------------------------------------
 
 
-def test_a_file_that_begins_like_one_that_has_gone_and_whose_records_end_alike_is_another_one(bench: Bench):
+def test_a_file_with_the_same_start_as_a_deleted_one_and_similar_records_is_another_file(bench: Bench):
     """Of one length, too: only the middle of the last record tells them apart."""
 
     def alike(number: int) -> bytes:
@@ -260,7 +258,7 @@ def test_a_file_that_begins_like_one_that_has_gone_and_whose_records_end_alike_i
     assert bench.ship(11.0, 12.0, 20.0) == head + alike(200) + alike(201)
 
 
-def test_what_was_cut_off_without_a_copy_stands_in_the_way_only_while_it_is_looked_for(bench: Bench):
+def test_data_truncated_without_a_copy_delays_delivery_only_while_it_is_searched(bench: Bench):
     path = bench.folder / "a.log"
     write(path, lines(0, 200))
     bench.start("a.log")
@@ -276,9 +274,11 @@ def test_what_was_cut_off_without_a_copy_stands_in_the_way_only_while_it_is_look
     assert bench.status(LATER).delivered_until == LATER
 
 
-@pytest.mark.parametrize("is_truncated", [False, True], ids=["new", "truncated"])
-def test_a_file_that_cannot_be_opened_twice_for_want_of_descriptors_is_read_later(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, is_truncated: bool
+@pytest.mark.parametrize(
+    ("is_truncated", "failing"), [(False, "first_bytes"), (True, "open_content")], ids=["new", "truncated"]
+)
+def test_a_file_that_cannot_be_read_when_it_is_identified_is_read_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, is_truncated: bool, failing: str
 ):
     bench.start()
     path = bench.write("a.log", b"one\n")
@@ -286,18 +286,14 @@ def test_a_file_that_cannot_be_opened_twice_for_want_of_descriptors_is_read_late
         assert b"".join(bench.read(1.0 + look / 10) for look in range(3)) == b"one\n"
         bench.write("a.log", b"", mode="wb")
         bench.write("a.log", b"two\n")
-    refused = 0
 
-    def dup(_: int) -> int:
-        nonlocal refused
-        refused += 1
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    with monkeypatch.context() as full:
-        full.setattr("shipper.sources.identity.os.dup", dup)
+    with monkeypatch.context() as broken:
+        broken.setattr(f"shipper.sources.identity.{failing}", fail)
         assert bench.read(2.0) + bench.read(2.1) == b""
-        assert refused
-        assert any(f"{path} cannot be read: Too many open files" in each for each in bench.follower.unreadable)
+        assert f"{path} cannot be read: Input/output error" in bench.follower.backlog.unreadable
     got = b"".join(bench.read(3.0 + look) for look in range(5))
     assert got == (b"two\n" if is_truncated else b"one\n")
-    assert not bench.follower.unreadable
+    assert not bench.follower.backlog.unreadable

@@ -1,4 +1,4 @@
-"""Framing: wherever an input is cut, the same records come out, and none that is not whole."""
+"""Framing: cuts in an input do not change the records, and no partial record is returned."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _cells = st.text(st.sampled_from('ab",\n; é'), max_size=6)
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(_cells, _cells, _cells), min_size=1, max_size=5))
-def test_what_a_csv_writer_writes_is_found_again_wherever_it_is_cut(rows: Sequence[tuple[str, ...]]):
+def test_rows_of_a_csv_writer_are_read_wherever_they_are_cut(rows: Sequence[tuple[str, ...]]):
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     data = out.getvalue().encode()
@@ -101,7 +101,7 @@ _objects = st.dictionaries(st.text("ab{", min_size=1, max_size=2), _values, min_
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.lists(_objects, max_size=3), min_size=1, max_size=3), st.sampled_from([None, 1]), st.booleans())
-def test_events_of_batches_are_found_again_wherever_the_file_is_cut(
+def test_events_of_batches_are_read_wherever_the_file_is_cut(
     batches: list[list[dict]], indent: int | None, has_envelope: bool
 ):
     texts = [
@@ -115,7 +115,7 @@ def test_events_of_batches_are_found_again_wherever_the_file_is_cut(
 
 @settings(max_examples=80, deadline=None)
 @given(st.binary(max_size=60) | st.text(st.sampled_from('{}[]",\n\\a1: '), max_size=60).map(str.encode))
-def test_no_bytes_whatsoever_are_lost_or_hold_a_framing_up(data: bytes):
+def test_no_bytes_are_lost_or_block_a_framing(data: bytes):
     for framing in (LINES, CSV, BATCH):
         frames = list(framing.frames(data, 0))
         assert all(a.end <= b.start for a, b in pairwise(frames))
@@ -155,11 +155,11 @@ def test_no_bytes_whatsoever_are_lost_or_hold_a_framing_up(data: bytes):
         (b"\0\0", False, None),
     ],
 )
-def test_the_first_bytes_tell_the_format(head: bytes, is_whole: bool, expected: str | None):
+def test_the_format_is_detected_from_the_first_bytes(head: bytes, is_whole: bool, expected: str | None):
     assert sniff(head, is_whole=is_whole) == expected
 
 
-def test_a_header_is_known_by_the_columns_that_are_looked_for():
+def test_a_header_is_recognised_by_known_columns():
     columns = {"straße".casefold(), "größe".casefold()}
     assert sniff("Straße,Größe\n".encode(), is_whole=False, columns=columns) == "csv"
     assert sniff("Straße^Größe\n".encode(), is_whole=False, columns=columns, delimiter="^") == "csv"
@@ -188,7 +188,7 @@ def test_two_columns_of_one_name_are_found(header: bytes, repeated: tuple[int, i
         (b"\xef\xbb\xbf \r\n\t\n\na;b\r\n", "", ["a", "b"]),
     ],
 )
-def test_the_header_tells_columns_and_delimiter(head: bytes, delimiter: str, names: list[str]):
+def test_columns_and_delimiter_are_read_from_the_header(head: bytes, delimiter: str, names: list[str]):
     rows = csv_rows(head, is_whole=False, delimiter=delimiter)
     assert rows is not None
     assert rows.names == names
@@ -197,7 +197,7 @@ def test_the_header_tells_columns_and_delimiter(head: bytes, delimiter: str, nam
     assert head.removeprefix(rows.header) in (b"", b"1,2\n", b"c;d\n"), "the rows follow"
 
 
-def test_a_header_without_an_end_is_waited_for():
+def test_an_incomplete_header_is_waited_for():
     assert csv_rows(b"a,b", is_whole=False) is None
     assert csv_rows(b"\n\n", is_whole=False) is None
     assert csv_rows(b"\na,b", is_whole=False) is None
@@ -206,5 +206,5 @@ def test_a_header_without_an_end_is_waited_for():
     assert rows.names == ["a", "b"]
 
 
-def test_lines_are_known_for_lines_in_another_process():
+def test_unpickled_lines_are_the_same_object():
     assert pickle.loads(pickle.dumps(LINES)) is LINES

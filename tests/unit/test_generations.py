@@ -1,4 +1,4 @@
-"""Which names are those of rotated files, and of which."""
+"""Names of rotated files, and their originals."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_rotators_append_a_number_or_a_date_or_put_it_before_the_extension():
 
 
 @each("name", APPENDED)
-def test_what_has_a_number_behind_the_whole_name_is_a_sibling(name: str):
+def test_a_name_followed_by_a_number_is_a_generation(name: str):
     assert sibling_of(name, {"a.log"}.__contains__) == Sibling("a.log", is_generation=True)
 
 
-def test_what_only_begins_alike_is_named_as_a_sibling_that_nobody_knows_and_the_rest_is_none():
+def test_a_name_with_another_suffix_is_an_unknown_sibling_and_other_names_are_none():
     for name in ("a.log.bak", "a.log.tmp", "a.log.1.part", "a.log-"):
         assert sibling_of(name, {"a.log"}.__contains__) == Sibling("a.log", is_generation=False), name
     for name in ("a.log", "a.log~", "a.logs", "a-20261101.log", ".a.log.swp", "b.log.1"):
@@ -46,6 +46,6 @@ def test_what_only_begins_alike_is_named_as_a_sibling_that_nobody_knows_and_the_
     assert sibling_of("a-2.log.1", {"a", "a-2.log"}.__contains__) == Sibling("a-2.log", is_generation=True)
 
 
-def test_a_name_of_very_many_parts_takes_no_time():
+def test_a_name_of_many_parts_is_checked_fast():
     assert sibling_of("a" + ".1-" * 80 + "x", {"b"}.__contains__) is None
     assert not looks_like_generation("a" + "1.1-" * 60 + "x")

@@ -1,4 +1,4 @@
-"""The headline of the status page, where it is not as simple as it seems; the page itself is tested in a browser."""
+"""The headline of the status page and of `GET /status`: the state of the shipper and its description."""
 
 from __future__ import annotations
 
@@ -14,45 +14,109 @@ from shipper.status.overview import Overview, StreamState
 from shipper.status.snapshot import Snapshot
 from tests.cases import each
 
-NOW = 1_792_504_800.0
+NOW = 1_792_504_800.0  # 2026-10-20T14:00:00Z
 LIVE = Live(
     version="1", process_id=7, command="run", phase="running", started_at=NOW - 7200, at=NOW, read=9, accepted=9
 )
+BEHIND = replace(
+    LIVE,
+    pending=8000,
+    lag_bytes=96_500_000,
+    settled_bytes_per_second=402_000.0,
+    accepted_per_second=1204.4,
+    oldest_unsettled_seconds=12.0,
+)
+NEARLY_DONE = replace(BEHIND, lag_bytes=500_000, oldest_unsettled_seconds=0.9)
+OPEN_LINE = replace(LIVE, lag_bytes=10)
+ENDED = replace(LIVE, phase="stopped", outcome="finished")
 NO_MATCH = "no file matches /data/*.ndjson"
 NO_ENTRY = "/data/app.ndjson cannot be read: permission denied; it belongs to user 0"
+TROUBLED = replace(LIVE, unreadable=[NO_ENTRY], unreadable_count=1)
+DELIVERED = "Everything written until 14:00:00Z is delivered"
+NONE_ACCEPTED = "None of the records read was accepted: "
 
 
-def state(**fields: Any) -> Overview:
-    return Overview(at=NOW, **fields)
+def headline_of(live: Live, **state: Any) -> Headline:
+    """Return the headline of a shipper whose state agrees with it."""
+    behind = [StreamState(1, "/data/app.ndjson", live.lag_bytes, 0, live.lag_bytes, "", NOW)] if live.lag_bytes else []
+    overview = Overview(at=NOW, streams=behind, **state)
+    return headline_of_snapshot(Snapshot(at=live.at, process_id=live.process_id, live=live, state=overview))
 
 
-def headline_of(live: Live, state: Overview) -> Headline:
-    """Put into words how a shipper stands whose state agrees with it."""
-    behind = StreamState(1, "/data/app.ndjson", live.lag_bytes, 0, live.lag_bytes, "", NOW)
-    whole = replace(state, streams=[behind] if live.lag_bytes else [])
-    return headline_of_snapshot(Snapshot(at=live.at, process_id=live.process_id, live=live, state=whole))
-
-
-def test_what_has_not_looked_for_its_inputs_yet_is_not_green():
-    assert headline_of(LIVE, state()).state == "good"
-    found = headline_of(replace(LIVE, has_looked=False), state())
-    assert (found.state, found.title) == ("busy", "Looking for its inputs")
+@each(
+    ("live", "kept", "state", "text"),
+    [
+        (LIVE, 0, "good", DELIVERED),
+        (LIVE, 1561, "warn", f"{DELIVERED}, except 1,561 dead letters"),
+        (
+            replace(LIVE, unreachable_bytes=1_200_000),
+            0,
+            "warn",
+            f"{DELIVERED}, except 1.2 MB that were gone before they were read",
+        ),
+        (replace(LIVE, has_looked=False), 0, "busy", "Looking for inputs"),
+        (replace(LIVE, phase="starting"), 0, "busy", "Starting"),
+        (BEHIND, 0, "busy", "Delivering, 96.5 MB behind, about 4 min to go"),
+        (replace(BEHIND, settled_bytes_per_second=0.0), 0, "busy", "Delivering, 96.5 MB behind"),
+        (
+            replace(BEHIND, settled_bytes_per_second=0.0, oldest_unsettled_seconds=200.0),
+            0,
+            "warn",
+            "No progress for 3 min",
+        ),
+        (
+            replace(BEHIND, lag_bytes=110_000_000, total_bytes=200_000_000, settled_bytes=90_000_000),
+            0,
+            "busy",
+            "Delivering, 45 % of 200 MB, about 4 min to go",
+        ),
+        (NEARLY_DONE, 0, "good", "Up to date, delivering 1,204/s"),
+        (NEARLY_DONE, 2, "warn", "Up to date, delivering 1,204/s, except 2 dead letters"),
+        (replace(NEARLY_DONE, accepted=0, dead_lettered=9), 0, "warn", "Up to date, delivering 1,204/s"),
+        (replace(BEHIND, phase="draining"), 0, "busy", "Draining, 8,000 records to settle"),
+        (
+            OPEN_LINE,
+            0,
+            "good",
+            "Everything up to the last complete line is delivered; 10 B belong to an incomplete line",
+        ),
+        (
+            OPEN_LINE,
+            2,
+            "warn",
+            "Everything up to the last complete line is delivered, except 2 dead letters; 10 B belong to an incomplete "
+            "line",
+        ),
+        (replace(OPEN_LINE, settled_bytes_per_second=0.9), 0, "busy", "Delivering, 10 B behind, about 11 s to go"),
+        (replace(OPEN_LINE, phase="draining"), 0, "busy", "Draining, 0 records to settle"),
+        (ENDED, 0, "good", "Stopped: finished"),
+        (replace(ENDED, outcome="drained"), 0, "off", "Stopped: drained"),
+        (replace(ENDED, outcome="gave_up", pending=8), 1, "bad", "Stopped: gave up; 1 dead letter kept"),
+        # Of its own letters, others may have been replayed or purged since.
+        (replace(ENDED, dead_lettered=3), 3, "warn", "Stopped: finished, with 3 dead letters"),
+        (replace(ENDED, dead_lettered=3), 9, "warn", "Stopped: finished, with 3 dead letters"),
+        (replace(ENDED, dead_lettered=3), 1, "warn", "Stopped: finished, with 1 dead letter"),
+        (replace(ENDED, dead_lettered=3), 0, "good", "Stopped: finished"),
+        (replace(ENDED, read=0, accepted=0), 10, "warn", "Stopped: finished; 10 dead letters kept"),
+        (replace(TROUBLED, pauses=[Pause("token", "", "", NOW)]), 0, "paused", "Paused: token"),
+        (replace(TROUBLED, phase="draining"), 0, "busy", "Draining, 0 records to settle"),
+        (replace(TROUBLED, phase="stopped", outcome="drained"), 0, "off", "Stopped: drained"),
+    ],
+)
+def test_the_headline_names_the_state_with_its_figures(live: Live, kept: int, state: str, text: str):
+    headline = headline_of(live, dead_letters={"ip": kept})
+    assert (headline.state, headline.text(NOW)) == (state, text)
 
 
 @each(
     ("changes", "title", "detail", "sub"),
     [
-        (
-            {"unmatched": [NO_MATCH], "read": 0, "accepted": 0},
-            "No file matches /data/*.ndjson",
-            "",
-            "Nothing was read yet.",
-        ),
+        ({"unmatched": [NO_MATCH], "read": 0}, "No file matches /data/*.ndjson", "", "Nothing has been read yet."),
         (
             {"unmatched": [NO_MATCH]},
             "No file matches /data/*.ndjson",
             "",
-            "Everything else that was written is delivered.",
+            "Everything else is delivered.",
         ),
         (
             {"unreadable": [NO_ENTRY], "unreadable_count": 3, "unmatched": [NO_MATCH], "lag_bytes": 500},
@@ -69,66 +133,41 @@ def test_what_has_not_looked_for_its_inputs_yet_is_not_green():
         ),
     ],
 )
-def test_an_input_that_is_not_there_or_cannot_be_read_is_the_headline(
-    changes: dict[str, Any], title: str, detail: str, sub: str
-):
-    found = headline_of(replace(LIVE, **changes), state())
-    assert (found.state, found.title, found.detail, found.sub) == ("warn", title, detail, sub)
+def test_a_missing_or_unreadable_input_is_the_headline(changes: dict[str, Any], title: str, detail: str, sub: str):
+    headline = headline_of(replace(LIVE, **changes))
+    assert (headline.state, headline.title, headline.detail, headline.sub) == ("warn", title, detail, sub)
 
 
-def test_a_pause_and_the_end_come_before_inputs_that_cannot_be_read():
-    troubled = replace(LIVE, unreadable=[NO_ENTRY], unreadable_count=1)
-    assert headline_of(replace(troubled, pauses=[Pause("token", "", "", NOW)]), state()).state == "paused"
-    assert headline_of(replace(troubled, phase="draining"), state()).state == "busy"
-    assert headline_of(replace(troubled, phase="stopped", outcome="drained"), state()).state == "off"
-
-
-def test_bytes_of_a_file_that_cannot_be_read_are_not_taken_for_a_line_without_an_end():
-    waits = replace(LIVE, lag_bytes=10)
-    assert headline_of(waits, state()).is_open_line
-    assert not headline_of(replace(waits, unreadable=[NO_ENTRY], unreadable_count=1), state()).is_open_line
+def test_bytes_of_an_unreadable_file_are_not_reported_as_an_incomplete_line():
+    assert headline_of(OPEN_LINE).is_open_line
+    assert not headline_of(replace(TROUBLED, lag_bytes=10)).is_open_line
 
 
 @each(
     ("live", "counts", "detail"),
     [
-        ({"accepted": 0, "dead_lettered": 9}, {}, ": 9 dead letters"),
-        ({"accepted": 0, "dead_lettered": 8, "duplicates": 1}, {}, ": 8 dead letters and 1 duplicate"),
-        ({"accepted": 0, "duplicates": 9}, {}, ": 9 duplicates"),
-        ({"accepted": 0, "dead_lettered": 9}, {"read": 99, "accepted": 90, "dead_lettered": 9}, ": 9 dead letters"),
-        ({"accepted": 0, "read": 0}, {"read": 9, "dead_lettered": 9}, ": 9 dead letters"),
-        ({"accepted": 0, "dead_lettered": 9, "lag_bytes": 5}, {}, ": 9 dead letters"),
+        ({"dead_lettered": 9}, {}, "9 dead letters"),
+        ({"dead_lettered": 8, "duplicates": 1}, {}, "8 dead letters and 1 duplicate"),
+        ({"dead_lettered": 9}, {"read": 99, "accepted": 90, "dead_lettered": 9}, "9 dead letters"),
+        ({"read": 0}, {"read": 9, "dead_lettered": 9}, "9 dead letters"),
+        ({"dead_lettered": 9, "lag_bytes": 5}, {}, "9 dead letters"),
     ],
 )
-def test_where_none_of_some_records_was_accepted_nothing_is_called_delivered(
+def test_nothing_is_reported_as_delivered_if_no_record_was_accepted(
     live: dict[str, Any], counts: dict[str, int], detail: str
 ):
-    found = headline_of(replace(LIVE, **live), state(**counts))
-    assert (found.state, found.title, found.detail) == (
-        "warn",
-        "None of the records that were read was accepted",
-        detail,
-    )
+    headline = headline_of(replace(LIVE, accepted=0, **live), **counts)
+    assert (headline.state, headline.text(NOW)) == ("warn", NONE_ACCEPTED + detail)
 
 
-@pytest.mark.parametrize("accepted", [0, 9])
-def test_what_is_nearly_done_is_green_only_if_something_was_accepted(accepted: int):
-    busy = replace(LIVE, lag_bytes=5, settled_bytes_per_second=9.0, accepted=accepted, dead_lettered=9 - accepted)
-    found = headline_of(busy, state())
-    assert (found.title, found.state) == ("Up to date", "good" if accepted else "warn")
+def test_that_all_records_were_duplicates_is_no_fault():
+    headline = headline_of(replace(LIVE, accepted=0, duplicates=9, read=9), read=18, accepted=9, duplicates=9)
+    assert headline.state == "good"
+    assert headline.text(NOW).endswith(" is delivered; all 9 records read were duplicates")
 
 
-def test_an_end_without_a_record_is_not_green_while_dead_letters_are_kept():
-    ended = replace(LIVE, phase="stopped", outcome="finished", read=0, accepted=0)
-    assert headline_of(ended, state()).state == "good"
-    found = headline_of(ended, state(dead_letters={"ip": 10}))
-    assert (found.state, found.title + found.detail) == ("warn", "Stopped: finished; 10 dead letters kept")
-
-
-@pytest.mark.parametrize(
-    ("kept", "detail"),
-    [(3, ", with 3 dead letters"), (9, ", with 3 dead letters"), (1, ", with 1 dead letter"), (0, "")],
-)
-def test_letters_that_were_replayed_or_purged_are_none_of_an_end_any_more(kept: int, detail: str):
-    ended = replace(LIVE, phase="stopped", outcome="finished", read=9, accepted=6, dead_lettered=3)
-    assert headline_of(ended, state(dead_letters={"ip": kept})).detail == detail
+@pytest.mark.parametrize(("count", "why"), [(1, ": forbidden"), (2, " for 2 reasons")])
+def test_a_single_pause_is_named(count: int, why: str):
+    pauses = [Pause("forbidden", "", "", NOW)] * count
+    assert headline_of(replace(BEHIND, pauses=pauses)).text(NOW) == f"Paused{why}"
+    assert headline_of(replace(BEHIND, pauses=pauses, phase="draining")).text(NOW) == f"Draining, but paused{why}"

@@ -1,7 +1,8 @@
-"""The layering of the package: who may import whom. A convention that matters is a test."""
+"""The layering of the package: which units may import which others."""
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -58,8 +59,15 @@ def test_every_unit_has_a_layer():
     assert units == set(LEVEL)
 
 
+def test_the_diagram_of_the_package_shows_the_layers():
+    assert shipper.__doc__
+    diagram = shipper.__doc__.partition("do not import each other:\n\n")[2]
+    lines = re.findall(r"^    (\w+(?:, \w+)*)  ", diagram, re.MULTILINE)
+    assert [set(line.split(", ")) for line in reversed(lines)] == LAYERS
+
+
 @each("path", MODULES)
-def test_imports_go_down_only(path: Path):
+def test_imports_only_go_down(path: Path):
     unit = unit_of(path)
     if unit in OPEN_TO_ALL | {"__main__"}:
         return
@@ -67,7 +75,7 @@ def test_imports_go_down_only(path: Path):
         assert LEVEL[other] < LEVEL[unit], f"{unit} must not import {other}"
 
 
-def test_imports_make_no_circle():
+def test_there_are_no_import_cycles():
     assert not circles(import_graph(ROOT.parent))
 
 
@@ -81,6 +89,6 @@ def test_the_http_library_is_used_in_one_place():
     assert users == {"delivery/forms.py"}
 
 
-def test_only_the_command_line_reads_the_clock_of_the_wall():
+def test_only_the_command_line_reads_the_wall_clock():
     users = {unit_of(path) for path in MODULES if "time" in imports_of(path)}
     assert users <= {"cli", "library"}

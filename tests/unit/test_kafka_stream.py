@@ -1,4 +1,4 @@
-"""A partition as a stream: where each message stands, what a dead letter has, and where to begin."""
+"""A partition as a stream: offsets of messages, contents of dead letters, and start offsets."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.begin import Begin, Found, begin
-from shipper.kafka.documents import Metadata, counted, letter, read_metadata
-from shipper.kafka.ranges import wanted
-from shipper.kafka.stream import KafkaStream, Session, new_stream
+from shipper.kafka.documents import Metadata, add_checkpoints, letter_document, metadata_text, read_metadata
+from shipper.kafka.offsets import PartitionOffsets, Start, _partition_state, diverged_at, parse_addresses, start_of
+from shipper.kafka.stream import KafkaStream, Position, Session, new_stream
 from shipper.model.errors import SourceError
 from shipper.model.records import Checkpoint, Rejection
-from shipper.state.ledger_upkeep import unpacked
+from shipper.state.ledger import unpack
 from tests.cases import each
 
 SETTINGS = KafkaSettings(brokers=("localhost:9092",), topics=("t",), group_id="g")
@@ -28,6 +27,7 @@ class Message(NamedTuple):
     data: bytes | None
     name: bytes | None = None
     marks: list[tuple[str, bytes | None]] | None = None
+    epoch: int | None = None
 
     def value(self) -> bytes | None:
         return self.data
@@ -43,6 +43,9 @@ class Message(NamedTuple):
 
     def timestamp(self) -> tuple[int, int]:
         return 1, 1000 * self.at
+
+    def leader_epoch(self) -> int | None:
+        return self.epoch
 
 
 def stream(**fields: object) -> KafkaStream:
@@ -60,7 +63,7 @@ VALUES = st.one_of(
 
 
 @given(st.lists(st.lists(st.tuples(VALUES, st.integers(1, 5)), min_size=1, max_size=8), max_size=5))
-def test_each_line_leads_back_to_its_message(groups: list[list[tuple[bytes | None, int]]]):
+def test_each_line_maps_to_its_message(groups: list[list[tuple[bytes | None, int]]]):
     partition, offset = stream(), 0
     expected: list[tuple[int, int, Message]] = []
     for group in groups:
@@ -78,7 +81,7 @@ def test_each_line_leads_back_to_its_message(groups: list[list[tuple[bytes | Non
         origin = partition.origin(start)
         assert (origin.offset, origin.key) == (message.at, message.name)
         assert partition.position_at(end) == message.at + 1
-        document = letter(partition, rejection(start, lines_at(partition, start, message)), 5.0)
+        document = letter_document(partition, rejection(start, lines_at(partition, start, message)), 5.0)
         assert document.value == (b"null" if message.data is None else message.data)
         assert document.key == f"id/0/{message.at}"
 
@@ -99,12 +102,12 @@ def rejection(start: int, raw: bytes) -> Rejection:
     return Rejection(start_offset=start, end_offset=start + len(raw), rule="json", message="no", raw=raw)
 
 
-def test_what_is_settled_is_dropped_and_the_end_of_the_partition_is_passed():
+def test_settled_messages_are_dropped_and_the_end_of_the_partition_is_passed():
     partition = stream()
     (first,) = partition.chunks([Message(3, b"{}"), Message(7, b"{}")])
     (second,) = partition.chunks([Message(9, b"{}")])
     partition.eof = 12  # behind the last message stand records of aborted transactions
-    partition.note_ends(12, 100.0)
+    partition.note_end(12, 100.0)
     assert partition.lag_records == 12
     partition.note_saved(first.start_offset + 3)
     assert (partition.next_offset, len(partition.blocks)) == (4, 2)
@@ -115,13 +118,26 @@ def test_what_is_settled_is_dropped_and_the_end_of_the_partition_is_passed():
     assert partition.settled_until == 100.0
 
 
-def test_a_value_that_is_too_long_for_a_record_is_kept_for_its_letter():
+def test_the_epoch_of_a_position_is_that_of_the_message_before_it():
+    partition = stream()
+    (first,) = partition.chunks([Message(3, b"{}", epoch=1), Message(4, b"{}", epoch=1)])
+    (second,) = partition.chunks([Message(5, b"{}", epoch=1), Message(6, b"{}", epoch=2)])
+    (third,) = partition.chunks([Message(7, b"{}")])
+    partition.note_eof(9)
+    ends = [first.start_offset + 3, first.end_offset, second.start_offset + 3, second.end_offset, third.end_offset]
+    assert [*map(partition.message_end, ends)] == [
+        Position(4, 1), Position(5, 1), Position(6, -1), Position(7, 2), Position(8, -1),
+    ]  # fmt: skip
+    assert partition.position_at(third.end_offset) == 9
+
+
+def test_an_oversized_value_is_kept_for_its_dead_letter():
     partition = stream(max_record_bytes=3)
     (chunk,) = partition.chunks([Message(0, b"abcdef"), Message(1, b"abc")])
-    assert letter(partition, rejection(chunk.start_offset, b"abc"), 0.0).value == b"abcdef"
+    assert letter_document(partition, rejection(chunk.start_offset, b"abc"), 0.0).value == b"abcdef"
 
 
-def test_tombstones_are_skipped_where_that_was_asked_for():
+def test_tombstones_are_skipped_on_request():
     partition = stream(skips_tombstones=True)
     assert not partition.chunks([Message(0, None)])
     (chunk,) = partition.chunks([Message(1, None), Message(2, b"{}")])
@@ -136,20 +152,20 @@ def test_the_ledger_has_the_sums_of_a_session():
         stream=partition, end_offset=chunk.end_offset, tail=b"", read=4, accepted=2, duplicates=1,
         rejections=[rejection(chunk.start_offset, b"{}")], ledger=[{key: 1, name: 1}], repeated=[{key: 1}],
     )  # fmt: skip
-    session, documents = counted(partition, [checkpoint])
+    session, documents = add_checkpoints(partition, [checkpoint], "g")
     rows = {each.key: msgspec.json.decode(each.value) for each in documents}
     assert rows["id/0/s/2026-01-01T00/1/aff/5"] == {"accepted": 1, "duplicates": 1}
     assert rows["id/0/s/2026-01-01T00/1/(other)/5"] == {"accepted": 1, "duplicates": 0}
     assert rows["id/0/s/totals"] == {
         "read": 4, "accepted": 2, "dead_lettered": 1, "duplicates": 1, "unreachable": 0,
-        "offset": 2, "topic": "t", "version": 1,
+        "offset": 2, "topic": "t", "group": "g", "version": 1,
     }  # fmt: skip
     assert not partition.session.totals, "it counts once it is committed"
     partition.session = session
-    assert counted(partition, [checkpoint])[0].totals["read"] == 8
+    assert add_checkpoints(partition, [checkpoint], "g")[0].totals["read"] == 8
 
 
-def test_counts_of_keys_that_hardly_recur_are_a_document_of_their_own():
+def test_counts_of_rare_keys_are_a_separate_document():
     partition = stream()
     (chunk,) = partition.chunks([Message(0, b"{}")])
     keys = [("2026-01-01T00", 1, f"a{media}", str(media)) for media in range(300)]
@@ -158,13 +174,13 @@ def test_counts_of_keys_that_hardly_recur_are_a_document_of_their_own():
         stream=partition, end_offset=chunk.end_offset, tail=b"", read=301, accepted=300, duplicates=1, rejections=[],
         ledger=[dict.fromkeys(keys, 1)], repeated=[{name: 1}],
     )  # fmt: skip
-    session, (first, totals) = counted(partition, [checkpoint])
+    session, (first, totals) = add_checkpoints(partition, [checkpoint], "g")
     assert (first.key, totals.key, session.sums) == ("id/0/s/part-0", "id/0/s/totals", {})
-    rows = set(zip(*unpacked(first.value or b""), strict=True))
+    rows = set(zip(*unpack(first.value or b""), strict=True))
     assert rows == {*((*key, 1, 0) for key in keys), ("2026-01-01T00", 1, "(other)", "5", 0, 1)}
     assert not partition.session.parts, "it has its name once it is committed"
     partition.session = session
-    assert counted(partition, [checkpoint])[1][0].key == "id/0/s/part-1"
+    assert add_checkpoints(partition, [checkpoint], "g")[1][0].key == "id/0/s/part-1"
 
 
 def test_counts_that_are_too_large_for_a_message_are_halved(monkeypatch: pytest.MonkeyPatch):
@@ -176,65 +192,96 @@ def test_counts_that_are_too_large_for_a_message_are_halved(monkeypatch: pytest.
         stream=partition, end_offset=chunk.end_offset, tail=b"", read=1000, accepted=1000, duplicates=0, rejections=[],
         ledger=[dict.fromkeys(keys, 1)],
     )  # fmt: skip
-    session, (*parts, _) = counted(partition, [checkpoint])
+    session, (*parts, _) = add_checkpoints(partition, [checkpoint], "g")
     assert len(parts) == session.parts > 1
     assert [each.key for each in parts] == [f"id/0/s/part-{number}" for number in range(len(parts))]
-    assert {row for each in parts for row in zip(*unpacked(each.value or b""), strict=True)} == {
+    assert {row for each in parts for row in zip(*unpack(each.value or b""), strict=True)} == {
         (*key, 1, 0) for key in keys
     }
 
 
-def found(committed: int, **changes: object) -> Found:
-    metadata = msgspec.json.encode(Metadata("id")).decode()
-    fields = {
-        "metadata": metadata,
-        "low": 10,
-        "high": 20,
-        "topic_id": "id",
-        "is_topic_known": committed >= 0,
-        **changes,
-    }
-    return Found("t", 0, committed, **fields)  # type: ignore[arg-type]
+def offsets(committed: int | None, **changes: object) -> PartitionOffsets:
+    at = PartitionOffsets("t", 0, topic_id="id", low=10, high=20, committed=committed, committed_to="id")
+    return at._replace(**{"is_topic_known": committed is not None, **changes})
 
 
 @each(
     ("at", "start", "offset", "words"),
     [
-        (found(15), "end", 15, ""),
-        (found(10), "end", 10, ""),
-        (found(20), "end", 20, ""),
-        (found(-1001), "beginning", 10, ""),
-        (found(-1001), "end", 20, ""),
-        (found(-1001), "stop", 10, "the group has no offset"),
-        (found(-1001, is_topic_known=True), "end", 10, ""),
-        (found(7), "end", 10, "records 7 to 9 were deleted before they were read"),
-        (found(21), "end", 20, "the group is at offset 21, and the partition ends at 20"),
-        (found(15, topic_id="new"), "beginning", 10, "the topic was deleted and made again"),
-        (found(15, metadata=""), "end", 15, ""),
+        (offsets(15), "end", 15, ""),
+        (offsets(10), "end", 10, ""),
+        (offsets(20), "end", 20, ""),
+        (offsets(None), "beginning", 10, ""),
+        (offsets(None), "end", 20, ""),
+        (offsets(None), "stop", 10, "the group has no offset"),
+        (offsets(None, is_topic_known=True), "end", 10, ""),
+        (offsets(None, is_topic_known=True), "stop", 10, ""),
+        (offsets(7), "end", 10, "records 7 to 9 were deleted before they were read"),
+        (offsets(21), "end", 20, "the group is at offset 21, and the partition ends at 20"),
+        (offsets(15, topic_id="new"), "beginning", 10, "the topic was deleted and recreated"),
+        (offsets(15, topic_id="new"), "end", 20, "the topic was deleted and recreated"),
+        (offsets(15, committed_to=""), "end", 15, ""),
+        (offsets(15, last=Position(14, 1)), "end", 14, ""),
+        (offsets(15, last=Position(9, 1)), "end", 15, ""),
+        (offsets(15, last=Position(14, 1), diverged_at=14), "end", 14, ""),
+        (offsets(15, last=Position(14, 1), diverged_at=12), "end", 12, "lost records 12 to 13, which the group has"),
+        (offsets(25, last=Position(25, 1), diverged_at=12), "end", 12, "lost records 12 to 24, which the group has"),
+        (offsets(15, diverged_at=-1), "end", 10, "lost records 10 to 14, which the group has read"),
     ],
 )
-def test_where_a_partition_begins(at: Found, start: str, offset: int, words: str):
+def test_where_a_partition_begins(at: PartitionOffsets, start: str, offset: int, words: str):
     settings = msgspec.structs.replace(SETTINGS, start=start)
-    where = begin(at, settings)
+    where = start_of(at, settings)
     assert (where.offset, bool(where.gap), where.is_stopped) == (offset, bool(words), bool(words))
     assert words in where.gap
-    onward = begin(at, msgspec.structs.replace(settings, on_gap="continue"))
-    assert onward.is_stopped == (start == "stop")
+    onward = start_of(at, msgspec.structs.replace(settings, on_gap="continue"))
+    assert onward.is_stopped == (at.committed is None and bool(words))
     assert onward.missing == (3 if "deleted before" in words else 0)
 
 
-def test_metadata_of_others_is_none():
+def test_the_brokers_check_the_epoch_unless_reading_begins_elsewhere():
+    onward = msgspec.structs.replace(SETTINGS, on_gap="continue")
+    assert start_of(offsets(15, last=Position(14, 3)), SETTINGS) == Start(14, epoch=3)
+    assert start_of(offsets(15, last=Position(9, 3)), SETTINGS).epoch == -1
+    assert start_of(offsets(15, last=Position(14, 3), diverged_at=12), onward).epoch == -1
+    assert start_of(offsets(25, last=Position(24, 3)), SETTINGS).epoch == -1
+    shorter = start_of(offsets(25, last=Position(24, 3)), onward)
+    assert shorter.gap
+    assert (shorter.offset, shorter.epoch) == (24, 3), "the brokers tell where the log diverged"
+
+
+def test_a_position_before_transaction_markers_is_not_a_backlog():
+    at = offsets(20, last=Position(19, 1), settled_until=5.0)
+    state = _partition_state(at, SETTINGS, 9.0)
+    assert (state.offset, state.lag_records, state.delivered_until) == (20, 0, 9.0)
+
+
+@each(
+    ("text", "offset"),
+    [
+        ("Partition log truncation detected at offset 200 (leader epoch 0): broker end offset is 100 (offset leader "
+         "epoch 0). Reset to INVALID.: Broker: Log truncation detected (broker 3)", 100),
+        ("No epoch found less or equal to offset 200 (leader epoch 5): broker end offset is -1 (offset leader epoch "
+         "-1). Reset using configured policy.: Broker: Log truncation detected (broker 3)", -1),
+        ("fetch failed due to requested offset not available on the broker: Broker: Offset out of range", None),
+    ],
+)  # fmt: skip
+def test_the_client_tells_where_a_log_diverged(text: str, offset: int | None):
+    assert diverged_at(text) == offset
+
+
+def test_foreign_metadata_is_ignored():
     assert read_metadata(None) is None
     assert read_metadata("other") is None
-    assert read_metadata(msgspec.json.encode(Metadata("x", 5.0)).decode()) == Metadata("x", 5.0)
-    assert Begin(3) == Begin(3, "", 0, False)
+    assert read_metadata(metadata_text("x", 5.0)) == Metadata("x", 5.0)
+    assert read_metadata(metadata_text("x", 5.0, Position(7, 2))) == Metadata("x", 5.0, Position(7, 2))
 
 
 # Ranges -------------------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=6), max_size=5), st.integers(0, 40))
-def test_nothing_is_read_from_the_end_of_a_range_on_and_the_last_line_leads_to_it(groups: list[list[int]], until: int):
+def test_nothing_is_read_after_the_end_of_a_range_and_the_last_line_advances_to_it(groups: list[list[int]], until: int):
     partition, offset, wanted = stream(until=until), 0, 0
     for group in groups:
         if partition.is_complete:
@@ -252,7 +299,7 @@ def test_nothing_is_read_from_the_end_of_a_range_on_and_the_last_line_leads_to_i
             assert position == until if partition.is_complete else position == messages[-1].at + 1
 
 
-def test_an_end_of_the_partition_behind_the_range_is_not_taken_over():
+def test_the_end_of_the_partition_after_the_range_is_ignored():
     """What lies between is read by a further run."""
     partition = stream(until=10)
     (chunk,) = partition.chunks([Message(3, b"{}")])
@@ -262,13 +309,13 @@ def test_an_end_of_the_partition_behind_the_range_is_not_taken_over():
 
 
 def test_addresses_name_topics_partitions_and_offsets():
-    found = wanted(["kafka://a", "kafka://b/3", "kafka://b/4:10-20"], None, None)
-    assert found.parts == {("a", None): None, ("b", 3): None, ("b", 4): range(10, 20)}
-    own = found.settings(SETTINGS)
+    selection = parse_addresses(["kafka://a", "kafka://b/3", "kafka://b/4:10-20"], None, None)
+    assert selection.parts == {("a", None): None, ("b", 3): None, ("b", 4): range(10, 20)}
+    own = selection.settings(SETTINGS)
     assert (own.topics, own.letters, own.ledger) == (("a", "b"), "g.dead-letters", "g.ledger")
-    assert own.group_id == f"g.backfill.{found.name}"
-    assert found.name == wanted(["kafka://b/4:10-20", "kafka://b/3", "kafka://a"], None, None).name
-    assert found.name != wanted(["kafka://a", "kafka://b/3", "kafka://b/4:10-21"], None, None).name
+    assert own.group_id == f"g.backfill.{selection.name}"
+    assert selection.name == parse_addresses(["kafka://b/4:10-20", "kafka://b/3", "kafka://a"], None, None).name
+    assert selection.name != parse_addresses(["kafka://a", "kafka://b/3", "kafka://b/4:10-21"], None, None).name
 
 
 @each(
@@ -285,19 +332,19 @@ def test_addresses_name_topics_partitions_and_offsets():
         *(["kafka://a", "kafka://a/1"], ["kafka://a/1", "kafka://a"], ["kafka://a/1", "kafka://a/1:2-3"]),
     ],
 )
-def test_addresses_that_name_none_or_one_twice_are_refused(addresses: list[str]):
+def test_addresses_with_no_or_repeated_partitions_are_refused(addresses: list[str]):
     with pytest.raises(SourceError, match=re.escape(addresses[-1])):
-        wanted(addresses, None, None)
+        parse_addresses(addresses, None, None)
 
 
 def test_offsets_stand_without_times():
     with pytest.raises(SourceError, match="--since"):
-        wanted(["kafka://a/1:2-3"], 0.0, None)
+        parse_addresses(["kafka://a/1:2-3"], 0.0, None)
 
 
-def test_headers_that_look_like_those_of_a_letter_are_left_out():
+def test_headers_that_look_like_those_of_a_letter_are_removed():
     partition = stream()
     marks = [("trace", b"1"), ("shipper.tombstone", b"true"), ("shipper.consumer_id", b"\xff")]
     partition.chunks([Message(3, b"x", marks=marks)])
-    headers = letter(partition, rejection(1, b"x"), 5.0).headers
+    headers = letter_document(partition, rejection(1, b"x"), 5.0).headers
     assert [name for name, _ in headers if name in {"trace", "shipper.tombstone", "shipper.consumer_id"}] == ["trace"]

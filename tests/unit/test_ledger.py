@@ -1,9 +1,12 @@
-"""The ledger: kept in the transaction of the checkpoints, put together by the days of any zone of whole hours."""
+"""The ledger: saved with the checkpoints, summed by the days of any zone; names and retention."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import sqlite3
+import stat
 import subprocess
 import sys
 import tempfile
@@ -11,7 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +22,16 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from shipper.config.settings import RecordsSettings
 from shipper.model.errors import ConfigError, StateError
 from shipper.model.records import Checkpoint, LedgerKey, Stream
 from shipper.report.days import OFFSETS, days_of_offset, days_of_zone, zone_of_offset
-from shipper.report.ledger_table import By, attribute, ledger_table, totals_of
+from shipper.report.ledger import By, count_dead_letters, ledger_table, totals_of
 from shipper.report.ranges import DateRange
-from shipper.state.affiliates import CountedAs, counted_as, read_key
-from shipper.state.ledger import LedgerRow, read_ledger
+from shipper.state.affiliates import ERASED, KEY_FILE, NameAffiliate, affiliate_namer, are_identifiers, read_key
+from shipper.state.ledger import LedgerRow, kept_from, read_ledger
 from shipper.state.letters import Content
 from shipper.state.store import Store
 from tests.cases import each
@@ -45,10 +49,10 @@ def checkpoint(end: int, ledger: dict[LedgerKey, int], **changes: Any) -> Checkp
     return Checkpoint(stream=stream, end_offset=end, ledger=[ledger], **fields)
 
 
-def names_of(directory: Path) -> CountedAs:
+def names_of(directory: Path) -> NameAffiliate:
     key = read_key(directory)
     assert key
-    return counted_as(key)
+    return affiliate_namer(key)
 
 
 def kept(directory: Path) -> dict[LedgerKey, tuple[int, int]]:
@@ -79,7 +83,7 @@ def test_a_save_that_fails_counts_nothing(tmp_path: Path):
     assert kept(tmp_path) == {KEY: (5, 0)}
 
 
-def test_what_was_refused_in_the_end_leaves_no_row(tmp_path: Path):
+def test_refused_events_have_no_row(tmp_path: Path):
     with closing(Store(tmp_path)) as store:
         store.save([checkpoint(10, {KEY: 0, OTHER: 2})], 1.0)
     assert kept(tmp_path) == {OTHER: (2, 0)}
@@ -133,7 +137,7 @@ KEYS = st.tuples(
 COUNTS = st.dictionaries(KEYS, st.integers(0, 3), max_size=6)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     st.lists(st.tuples(COUNTS, COUNTS), max_size=6),
     st.sampled_from([1, 3, 1000]),
@@ -176,9 +180,7 @@ def test_the_ledger_answers_alike_however_the_counts_are_kept(
         lambda data: zlib.compress(b"\x96\x91\xa1\xff" + b"\x90" * 5),
     ],
 )
-def test_a_part_of_the_ledger_that_is_damaged_is_an_error_that_says_so(
-    tmp_path: Path, damaged: Callable[[bytes], bytes]
-):
+def test_a_damaged_part_of_the_ledger_is_reported(tmp_path: Path, damaged: Callable[[bytes], bytes]):
     with closing(Store(tmp_path)) as store:
         store.save([checkpoint(10, spread(0, 1000))], 1.0)
     with closing(sqlite3.connect(tmp_path / "state.db")) as db, db:
@@ -220,7 +222,7 @@ def test_two_processes_read_beside_one_that_writes(tmp_path: Path):
 # Days
 
 
-def test_an_hour_is_of_the_day_that_its_zone_has():
+def test_an_hour_belongs_to_the_day_of_its_zone():
     assert days_of_zone("UTC").day_of("2026-10-01T22") == "2026-10-01"
     assert days_of_zone("Europe/Malta").day_of("2026-10-01T22") == "2026-10-02", "summer, two hours ahead"
     assert days_of_zone("Europe/Malta").day_of("2026-12-01T22") == "2026-12-01", "winter, one hour ahead"
@@ -246,8 +248,8 @@ def test_the_zone_that_is_named_for_an_offset_has_that_offset(hours: int):
         ("Australia/Lord_Howe", "2026-07-01T00", "10 h 30 min ahead of UTC"),
     ],
 )
-def test_a_zone_that_is_no_whole_number_of_hours_away_is_refused_with_the_reason(zone: str, hour: str, words: str):
-    with pytest.raises(ConfigError, match="whole hours of UTC") as caught:
+def test_a_zone_with_a_fractional_hour_offset_is_refused_with_the_reason(zone: str, hour: str, words: str):
+    with pytest.raises(ConfigError, match="whole UTC hours") as caught:
         days_of_zone(zone).day_of(hour)
     assert zone in str(caught.value)
     assert words in str(caught.value)
@@ -255,8 +257,8 @@ def test_a_zone_that_is_no_whole_number_of_hours_away_is_refused_with_the_reason
 
 
 @pytest.mark.parametrize("name", ["Mars/Olympus", "", "../etc/passwd", "\0"])
-def test_what_is_no_zone_is_refused(name: str):
-    with pytest.raises(ConfigError, match=r"not a known time zone\. Zones are named .*, such as UTC or Europe/Malta"):
+def test_an_invalid_zone_is_refused(name: str):
+    with pytest.raises(ConfigError, match=r"not a known time zone\. Use a name .*, such as UTC or Europe/Malta"):
         days_of_zone(name)
 
 
@@ -268,19 +270,19 @@ def test_what_is_no_zone_is_refused(name: str):
         *(("UTC+2", "Etc/GMT-2"), ("+02:00", "Etc/GMT-2"), ("-05", "Etc/GMT+5"), ("UTC+0", "UTC")),
     ],
 )
-def test_the_zone_that_is_meant_is_named(name: str, meant: str):
+def test_the_intended_zone_is_suggested(name: str, meant: str):
     with pytest.raises(ConfigError, match="not a known time zone") as caught:
         days_of_zone(name)
     assert f"; did you mean {meant}? " in str(caught.value)
 
 
-def test_no_zone_is_taken_for_one_whose_abbreviation_is_spelt_nearly_alike():
+def test_no_zone_is_suggested_for_a_similar_abbreviation():
     for name in ("CEST", "PST", "BST"):
-        with pytest.raises(ConfigError, match=r"not a known time zone\. Zones are named"):
+        with pytest.raises(ConfigError, match=r"not a known time zone\. Use a name from the IANA"):
             days_of_zone(name)
 
 
-def test_an_hour_that_no_calendar_has_is_of_the_day_that_it_names():
+def test_an_hour_beyond_the_calendar_belongs_to_its_stated_day():
     assert days_of_zone("Europe/Malta").day_of("2026-02-30T99") == "2026-02-30"
     assert days_of_offset(14).day_of("9999-12-31T23") == "9999-12-31"
 
@@ -294,7 +296,7 @@ def letter(**changes: Any) -> Content:
 
 def where(content: Content, *, csv_delimiter: str = "", **settings: Any) -> LedgerKey | None:
     records = msgspec.convert(settings, RecordsSettings)
-    found = attribute([content], records, counted_as(bytes(32)), csv_delimiter=csv_delimiter)
+    found = count_dead_letters([content], records, affiliate_namer(bytes(32)), csv_delimiter=csv_delimiter)
     assert sum(found.counts.values()) + found.unattributed == 1
     return next(iter(found.counts), None)
 
@@ -341,7 +343,7 @@ def test_a_dead_letter_that_cannot_be_read_is_unattributed(content: Content):
 def test_hours_become_days_of_a_zone_within_a_range():
     rows = [LedgerRow(*KEY, 3, 1), LedgerRow("2026-10-01T21", *KEY[1:], 2, 0), LedgerRow(*OTHER, 5, 0)]
     malta = days_of_zone("Europe/Malta")
-    table = ledger_table(rows, {KEY: 4}, days=malta, by="day", only=None)
+    table = ledger_table(rows, {KEY: 4}, days=malta, by="day", period=None)
     assert table.rows == [
         ("2026-10-01", 11, "", "50121", 2, 0, 0),
         ("2026-10-02", 11, "", "50121", 3, 1, 4),
@@ -349,11 +351,11 @@ def test_hours_become_days_of_a_zone_within_a_range():
     ]
     assert totals_of(table) == {"accepted": 10, "duplicates": 1, "dead_letters": 4}
     only = DateRange(date(2026, 10, 2), date(2026, 10, 2))
-    assert ledger_table(rows, {KEY: 4}, days=malta, by="day", only=only).rows == table.rows[1:]
-    by_hour = ledger_table(rows, {}, days=malta, by="hour", only=only)
+    assert ledger_table(rows, {KEY: 4}, days=malta, by="day", period=only).rows == table.rows[1:]
+    by_hour = ledger_table(rows, {}, days=malta, by="hour", period=only)
     assert [row[0] for row in by_hour.rows] == ["2026-10-02T00+02:00", "2026-10-02T02+02:00"]
     assert by_hour.columns[0].name == "hour"
-    by_month = ledger_table(rows, {KEY: 4}, days=malta, by="month", only=None)
+    by_month = ledger_table(rows, {KEY: 4}, days=malta, by="month", period=None)
     assert by_month.rows == [("2026-10", 11, "", "50121", 5, 1, 4), ("2026-10", 12, "70012", "50234", 5, 0, 0)]
 
 
@@ -367,7 +369,7 @@ def test_hours_become_days_of_a_zone_within_a_range():
 )
 def test_ledger_by_brand_affiliate_or_media_adds_all_times(by: By, names: str, rows: list[tuple[object, ...]]):
     ledger = [LedgerRow(*KEY, 3, 1), LedgerRow("2026-10-01T21", *KEY[1:], 2, 0), LedgerRow(*OTHER, 5, 0)]
-    table = ledger_table(ledger, {KEY: 4}, days=days_of_zone("UTC"), by=by, only=None)
+    table = ledger_table(ledger, {KEY: 4}, days=days_of_zone("UTC"), by=by, period=None)
     assert [column.name for column in table.columns] == [names, "accepted", "duplicates", "dead_letters"]
     assert table.rows == rows
 
@@ -379,6 +381,245 @@ def test_no_count_is_lost_between_hours_and_days(counts: list[tuple[int, int]], 
         for hour, count in Counter(dict(counts)).items()
     ]
     for by in ("hour", "day", "month"):
-        table = ledger_table(rows, {}, days=days_of_offset(hours), by=by, only=None)
+        table = ledger_table(rows, {}, days=days_of_offset(hours), by=by, period=None)
         assert totals_of(table)["accepted"] == sum(row.accepted for row in rows)
         assert [row[0] for row in table.rows] == sorted({str(row[0]) for row in table.rows})
+
+
+# Whose names it keeps, and for how long -------------------------------------------------------------------------------
+
+
+EMAIL = "canary.bird@example.com"
+OF_PERSON: LedgerKey = ("2026-10-01T22", 11, EMAIL, "50121")
+OF_NUMBER: LedgerKey = ("2026-10-01T22", 11, "70012", "50121")
+DAY_S = 86_400.0
+
+
+def of_person(keys: dict[LedgerKey, int]) -> dict[LedgerKey, int]:
+    return {(hour, brand, EMAIL, media): count for (hour, brand, _, media), count in keys.items()}
+
+
+def everything(directory: Path) -> bytes:
+    """All bytes of all files, and the parts of the ledger as they are without compression."""
+    found = b"".join(path.read_bytes() for path in directory.rglob("*") if path.is_file())
+    with closing(sqlite3.connect(directory / "state.db")) as db:
+        parts = db.execute("SELECT data FROM ledger_parts").fetchall()
+    return found + b"".join(zlib.decompress(data) for (data,) in parts)
+
+
+def counts(directory: Path, affiliate_id: str) -> tuple[int, int, int]:
+    """Cells, accepted and duplicates of an affiliate."""
+    rows = [row for row in read_ledger(directory) if row.affiliate_id == affiliate_id]
+    return len(rows), sum(row.accepted for row in rows), sum(row.duplicates for row in rows)
+
+
+# Names
+
+
+@each("affiliate_id", ["", "70012", "aff-7.b_C", "x" * 64])
+def test_an_identifier_is_counted_under_itself(affiliate_id: str):
+    assert affiliate_namer(bytes(32))(affiliate_id) == affiliate_id
+    assert are_identifiers([affiliate_id, "1"])
+
+
+@each("affiliate_id", [EMAIL, "Jane Doe", "x" * 65, "a\0b", "7\n", "ä", "\u0661", "\ud800", "hash:", "hash:0", "(x)"])
+def test_anything_else_is_counted_under_a_hash_that_needs_the_key(affiliate_id: str):
+    named, other = affiliate_namer(bytes(32)), affiliate_namer(b"\1" * 32)
+    assert re.fullmatch("hash:[0-9a-f]{16}", named(affiliate_id))
+    assert named(affiliate_id) != other(affiliate_id)
+    assert not are_identifiers(["1", affiliate_id])
+
+
+@given(st.text() | st.from_regex(r"(hash:)?[0-9a-f]{15,17}"), st.text())
+def test_hashing_a_name_is_idempotent_and_distinguishes_texts(first: str, second: str):
+    named = affiliate_namer(bytes(32))
+    assert named(named(first)) == named(first)
+    assert named(ERASED) == ERASED
+    assert (named(first) == named(second)) == (first == second)
+    assert are_identifiers([first]) <= (named(first) == first)
+
+
+@pytest.mark.parametrize("keys", [{OF_PERSON: 1}, of_person(spread(0, 1000))], ids=["in place", "appended"])
+def test_the_ledger_keeps_no_name_of_a_person_and_adds_its_counts_up(tmp_path: Path, keys: dict[LedgerKey, int]):
+    with closing(Store(tmp_path)) as store:
+        store.save([checkpoint(10, {**keys, OF_NUMBER: 1}, repeated=keys, duplicates=len(keys))], 1.0)
+    with closing(Store(tmp_path)) as store:
+        store.save([checkpoint(20, keys)], 2.0)
+    assert any(tables(tmp_path))
+    assert counts(tmp_path, names_of(tmp_path)(EMAIL)) == (len(keys), 2 * len(keys), len(keys))
+    assert kept(tmp_path)[OF_NUMBER] == (1, 0)
+    assert EMAIL.encode() not in everything(tmp_path)
+
+
+# The key
+
+
+def test_the_key_is_created_once_as_a_private_file_outside_the_database(tmp_path: Path):
+    umask = os.umask(0)
+    try:
+        Store(tmp_path).close()
+    finally:
+        os.umask(umask)
+    key = (tmp_path / KEY_FILE).read_bytes()
+    assert stat.S_IMODE((tmp_path / KEY_FILE).stat().st_mode) == 0o600
+    with capture_logs() as logs, closing(Store(tmp_path)) as store:
+        store.save([checkpoint(10, {OF_PERSON: 1})], 1.0)
+    assert (tmp_path / KEY_FILE).read_bytes() == key == read_key(tmp_path)
+    assert len(key) == 32
+    assert logs == []
+    assert key not in (tmp_path / "state.db").read_bytes()
+    (tmp_path / "other").mkdir()
+    Store(tmp_path / "other").close()
+    assert read_key(tmp_path / "other") != key
+
+
+def test_a_lost_key_is_recreated_with_a_warning_and_no_count_is_lost(tmp_path: Path):
+    with closing(Store(tmp_path)) as store:
+        store.save([checkpoint(10, {OF_PERSON: 1})], 1.0)
+    before = names_of(tmp_path)(EMAIL)
+    (tmp_path / KEY_FILE).unlink()
+    with capture_logs() as logs, closing(Store(tmp_path)) as store:
+        store.save([checkpoint(20, {OF_PERSON: 2})], 2.0)
+    assert [entry["event"] for entry in logs] == ["ledger_key_lost"]
+    after = names_of(tmp_path)(EMAIL)
+    assert before != after
+    assert (counts(tmp_path, before), counts(tmp_path, after)) == ((1, 1, 0), (1, 2, 0))
+
+
+@each("damaged", [b"", b"x" * 31, b"x" * 33])
+def test_a_damaged_key_is_named_and_left_unchanged(tmp_path: Path, damaged: bytes):
+    (tmp_path / KEY_FILE).write_bytes(damaged)
+    with pytest.raises(StateError, match=re.escape(str(tmp_path / KEY_FILE))):
+        Store(tmp_path)
+    assert (tmp_path / KEY_FILE).read_bytes() == damaged
+
+
+def test_a_link_instead_of_the_key_is_not_followed(tmp_path: Path):
+    (tmp_path / "elsewhere").write_bytes(b"x" * 32)
+    (tmp_path / KEY_FILE).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StateError, match="symbolic link"):
+        Store(tmp_path)
+
+
+# Erasure
+
+
+@pytest.mark.parametrize("name", [EMAIL, "jane.doe"])
+def test_an_erased_affiliate_leaves_its_counts_without_its_name(tmp_path: Path, name: str):
+    sparse = {(hour, brand, name, media): 1 for hour, brand, _, media in spread(0, 1000)}
+    with closing(Store(tmp_path)) as store:
+        store.save([checkpoint(10, {("2026-10-01T22", 11, name, "1"): 2, OF_NUMBER: 1})], 1.0)
+        store.save([checkpoint(20, {**sparse, **spread(0, 1000)})], 2.0)
+        assert tables(tmp_path) == (2, 1)
+        named = names_of(tmp_path)(name)
+        assert store.erase_affiliate("nobody@example.com") == 0
+        assert store.erase_affiliate(name if name == EMAIL else named) == 1001
+        assert store.erase_affiliate(name) == 0
+        assert counts(tmp_path, named) == (0, 0, 0)
+        assert counts(tmp_path, ERASED) == (1001, 1002, 0)
+        # Another one is added up with it, where hour, brand and media are the same.
+        store.save([checkpoint(30, {("2026-10-01T22", 11, "jane.roe", "1"): 5})], 3.0)
+        assert store.erase_affiliate("jane.roe") == 1
+        assert counts(tmp_path, ERASED) == (1001, 1007, 0)
+    assert counts(tmp_path, "70012") == (1, 1, 0)
+    assert counts(tmp_path, "") == (1000, 1000, 0)
+    found = everything(tmp_path)
+    assert [text for text in (name, named, "jane.roe") if text.encode() in found] == []
+
+
+def test_cells_of_one_part_that_are_erased_are_added_up(tmp_path: Path):
+    first, second = (
+        {(hour, brand, name, media): 1 for hour, brand, _, media in spread(0, 200)} for name in (EMAIL, "x@y.example")
+    )
+    with closing(Store(tmp_path)) as store:
+        store.save([checkpoint(10, {**first, **second}, repeated=first, duplicates=200)], 1.0)
+        assert tables(tmp_path) == (0, 1)
+        assert [store.erase_affiliate(name) for name in (EMAIL, "x@y.example")] == [200, 200]
+    assert counts(tmp_path, ERASED) == (200, 400, 200)
+
+
+def test_nothing_is_reported_as_erased_while_a_part_is_unreadable(tmp_path: Path):
+    with closing(Store(tmp_path)) as store:
+        store.save([checkpoint(10, of_person(spread(0, 1000)))], 1.0)
+        with closing(sqlite3.connect(tmp_path / "state.db")) as db, db:
+            db.execute("UPDATE ledger_parts SET data = x'00'")
+        with pytest.raises(StateError, match="damaged"):
+            store.erase_affiliate(EMAIL)
+
+
+# Retention
+
+
+def at(day: str) -> float:
+    return datetime.fromisoformat(f"{day}T00:30:00+00:00").timestamp()
+
+
+def expired(store: Store, today: str, days: int) -> list[int]:
+    """What each step of a look deletes."""
+    found = []
+    while count := store.expire_ledger(at(today) - days * DAY_S, at(today)):
+        found.append(count)
+    return found
+
+
+def in_days(first: int, last: int, keys: int) -> dict[LedgerKey, int]:
+    """So many keys in each hour of some days of October."""
+    return {
+        (f"2026-10-{day:02}T{hour:02}", 11, "", str(media)): 1
+        for day in range(first, last + 1)
+        for hour in range(24)
+        for media in range(keys)
+    }
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_only_days_past_the_retention_are_deleted_a_few_at_a_time(tmp_path: Path, is_sparse: bool):
+    with closing(Store(tmp_path)) as store:
+        for day in (1, 4, 7):
+            found = in_days(day, day + 2, 40)
+            store.save([checkpoint(day, found if is_sparse else dict.fromkeys(found, 100))], 1.0)
+        assert tables(tmp_path) == ((0, 3) if is_sparse else (9 * 24 * 40, 0))
+        assert expired(store, "2026-10-11", 6) == [], "it was not past its retention a day ago"
+        assert kept_from(tmp_path) == ""
+        steps = expired(store, "2026-10-12", 6)
+        assert sum(steps) == 4 * 24 * 40
+        assert max(steps) <= 3 * 24 * 40
+        assert len(steps) > 1
+    assert {row.hour[:10] for row in read_ledger(tmp_path)} == {f"2026-10-{day:02}" for day in range(5, 10)}
+    assert sum(row.accepted for row in read_ledger(tmp_path)) == 5 * 24 * 40 * (1 if is_sparse else 100)
+    assert kept_from(tmp_path) == "2026-10-05"
+
+
+def test_a_clock_that_has_jumped_deletes_nothing(tmp_path: Path):
+    with closing(Store(tmp_path)) as store:
+        store.save([checkpoint(1, in_days(1, 9, 1))], 1.0)
+        for today in ("2026-10-09", "2036-10-10", "2026-10-10", "2026-10-11"):
+            assert expired(store, today, 30) == []
+        assert (tables(tmp_path), kept_from(tmp_path)) == ((9 * 24, 0), "")
+        assert sum(expired(store, "2026-11-03", 30)) == 0, "as of the last look, none was past its retention"
+        assert sum(expired(store, "2026-11-05", 30)) == 3 * 24
+        assert kept_from(tmp_path) == "2026-10-04"
+
+
+def test_a_longer_retention_restores_nothing_and_deleted_days_stay_known(tmp_path: Path):
+    with closing(Store(tmp_path)) as store:
+        store.save([checkpoint(1, in_days(1, 9, 1))], 1.0)
+        assert expired(store, "2026-10-10", 3) == []
+        assert sum(expired(store, "2026-10-11", 3)) == 6 * 24
+        assert expired(store, "2026-10-13", 300) == []
+        assert kept_from(tmp_path) == "2026-10-07"
+
+
+def test_a_damaged_part_is_deleted_with_the_last_of_its_hours(tmp_path: Path):
+    with closing(Store(tmp_path)) as store:
+        store.save([checkpoint(1, in_days(1, 9, 40))], 1.0)
+        with closing(sqlite3.connect(tmp_path / "state.db")) as db, db:
+            db.execute("UPDATE ledger_parts SET data = x'00'")
+        assert expired(store, "2026-10-10", 3) == []
+        assert expired(store, "2026-10-11", 3) == [1]
+        assert expired(store, "2026-10-12", 3) == [1]
+        with pytest.raises(StateError, match="a part of its ledger is damaged"):
+            read_ledger(tmp_path, "2026-10-08")
+        assert expired(store, "2026-10-20", 3) == [1], "of the day that the last look has found"
+        assert expired(store, "2026-10-21", 3) == [1]
+    assert read_ledger(tmp_path) == []

@@ -1,4 +1,4 @@
-"""The dead letters in the state store: their quota, their end, their replay."""
+"""The dead letters in the state store: quota, expiry and replay."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from shipper.model.framing import CsvRows
 from shipper.model.records import Checkpoint, Chunk, Rejection, ReplayStream, Stream
 from shipper.pipeline.erasure import Erasure
 from shipper.sources.replay import Replay
-from shipper.state.letters import EVERYTHING, Letters, Selection, open_letters
-from shipper.state.schema import LETTER_OVERHEAD_BYTES, consumer_id_of
+from shipper.state.letters import EVERYTHING, Selection, consumer_id_of, open_letters
+from shipper.state.schema import LETTER_OVERHEAD_BYTES
 from shipper.state.store import Store
 from tests.cases import each
 
@@ -48,7 +48,7 @@ def totals(directory: Path) -> dict[str, int]:
 
 
 def assert_counted(store: Store, directory: Path) -> None:
-    """What holds at any time."""
+    """Check the invariants."""
     found = totals(directory)
     rows = store.letters.ids(EVERYTHING)
     assert found["read"] == found["accepted"] + found["dead_lettered"] + found["duplicates"]
@@ -77,7 +77,7 @@ def store(make: Any) -> Store:
 
 
 @pytest.mark.parametrize("spoil", [b"no database" * 1000, None])
-def test_a_database_that_cannot_be_read_is_no_empty_one(tmp_path: Path, spoil: bytes | None):
+def test_an_unreadable_database_is_not_treated_as_empty(tmp_path: Path, spoil: bytes | None):
     Store(tmp_path).close()
     if spoil:
         (tmp_path / "state.db").write_bytes(spoil)
@@ -89,14 +89,15 @@ def test_a_database_that_cannot_be_read_is_no_empty_one(tmp_path: Path, spoil: b
 
 
 def test_no_state_has_no_letters(tmp_path: Path):
-    assert open_letters(tmp_path) is None
+    with closing(open_letters(tmp_path)) as letters:
+        assert (letters.ids(EVERYTHING), letters.count_by_rule()) == ([], {})
     assert list(tmp_path.iterdir()) == []
 
 
 # What is kept, and looking at it ------------------------------------------------------------------------------------
 
 
-def test_a_letter_carries_everything(store: Store):
+def test_a_letter_has_all_its_fields(store: Store):
     full = rejection(
         5, b'{"ConsumerID":9}', "status", event_id="e", status=422, delivery="ambiguous", attempts=3, header=b"a,b\n"
     )
@@ -109,7 +110,7 @@ def test_a_letter_carries_everything(store: Store):
     assert store.letters.content(letter.id) == (b"a,b\n", b'{"ConsumerID":9}')
 
 
-def test_a_message_has_an_end(store: Store):
+def test_a_message_is_truncated(store: Store):
     long = Rejection(start_offset=0, end_offset=1, rule="x", message="é" * 9000, raw=b"x")
     store.save([checkpoint(long)], 1.0)
     assert store.letters.newest(EVERYTHING, 1)[0].message == "é" * 2048
@@ -135,11 +136,11 @@ def test_a_message_has_an_end(store: Store):
         (b"", ""),
     ],
 )
-def test_the_consumer_is_read_from_what_is_left_of_a_record(raw: bytes, wanted: str):
+def test_the_consumer_is_read_from_a_truncated_record(raw: bytes, wanted: str):
     assert consumer_id_of(raw) == wanted
 
 
-def test_letters_are_found_by_what_is_known_of_them(store: Store):
+def test_letters_are_found_by_their_fields(store: Store):
     store.save([checkpoint(rejection(0), rejection(5, rule="json"), path="/log/a.ndjson")], 100.0)
     store.save([checkpoint(rejection(delivery="rejected"), rejection(9, raw=b""), stream_id=2, path="/b")], 200.0)
     for selection, wanted in [
@@ -166,7 +167,7 @@ def test_letters_are_found_by_what_is_known_of_them(store: Store):
 # Quota --------------------------------------------------------------------------------------------------------------
 
 
-def test_what_has_no_room_waits_and_what_needs_none_is_saved(make: Any):
+def test_streams_without_room_for_letters_wait_and_others_are_saved(make: Any):
     store = make(dead_letter_max_bytes=size(b"{}", b"{}"))
     first = checkpoint(rejection(), end=10)
     too_much = checkpoint(rejection(), rejection(5), end=20)
@@ -175,19 +176,19 @@ def test_what_has_no_room_waits_and_what_needs_none_is_saved(make: Any):
     small = checkpoint(rejection(), stream_id=3, end=50)
     saved = store.save([first, too_much, behind, other, small], 1.0)
     assert (saved.done, saved.waiting) == ([first, other, small], [too_much, behind])
-    assert "dead-letters purge" in saved.why
-    assert {stream.stream_id: stream.checkpoint for stream in store.streams.known("file")} == {1: 10, 2: 40, 3: 50}
+    assert "dead-letters purge" in saved.reason
+    assert {stream.stream_id: stream.checkpoint for stream in store.streams.load("file")} == {1: 10, 2: 40, 3: 50}
 
     assert store.save(saved.waiting, 2.0).waiting == [too_much, behind]
     assert store.purge([1, 2]) == 2
     saved = store.save([too_much, behind], 3.0)
-    assert (saved.done, saved.waiting, saved.why) == ([too_much, behind], [], "")
+    assert (saved.done, saved.waiting, saved.reason) == ([too_much, behind], [], "")
 
 
-def test_letters_that_never_have_room_say_what_they_need(make: Any):
+def test_letters_larger_than_the_quota_report_the_space_needed(make: Any):
     saved = make(dead_letter_max_bytes=600).save([checkpoint(rejection(raw=b"x" * 200))], 1.0)
     assert len(saved.waiting) == 1
-    assert "at least 712" in saved.why
+    assert "at least 712" in saved.reason
 
 
 # Their end ----------------------------------------------------------------------------------------------------------
@@ -198,7 +199,7 @@ def bytes_on_disk(directory: Path) -> bytes:
 
 
 @pytest.mark.parametrize("length", [50, 20_000])
-def test_what_is_purged_is_gone_from_the_disk_and_stays_counted(store: Store, tmp_path: Path, length: int):
+def test_purged_letters_are_removed_from_disk_and_stay_counted(store: Store, tmp_path: Path, length: int):
     raws = [b"canary-%d-" % number + b"x" * length for number in range(300)]
     store.save([checkpoint(*(rejection(number, raw) for number, raw in enumerate(raws)))], 1.0)
     assert bytes_on_disk(tmp_path).count(b"canary-") >= 300
@@ -211,12 +212,12 @@ def test_what_is_purged_is_gone_from_the_disk_and_stays_counted(store: Store, tm
     assert store.letters.ids(EVERYTHING) == [301]
 
 
-def test_purging_what_is_gone_counts_nothing(store: Store, tmp_path: Path):
+def test_purging_missing_letters_counts_nothing(store: Store, tmp_path: Path):
     store.save([checkpoint(rejection())], 1.0)
     assert (store.purge([1, 2]), store.purge([1]), totals(tmp_path)["purged"]) == (1, 0, 1)
 
 
-def test_letters_expire_by_their_first_refusal_when_two_looks_a_day_apart_agree(store: Store):
+def test_letters_expire_by_their_first_refusal_when_two_checks_a_day_apart_agree(store: Store):
     store.save([checkpoint(rejection())], 100.0)
     store.save([checkpoint(rejection(), end=200)], 200.0)
     day = 86_400.0
@@ -226,7 +227,7 @@ def test_letters_expire_by_their_first_refusal_when_two_looks_a_day_apart_agree(
     assert store.letters.ids(EVERYTHING) == [2]
 
 
-def test_a_clock_that_jumps_forward_and_is_put_back_expires_no_letter(store: Store):
+def test_a_clock_that_jumps_forward_and_back_expires_no_letter(store: Store):
     day, now = 86_400.0, 1_000 * 86_400.0
     store.save([checkpoint(rejection())], now)
 
@@ -249,7 +250,7 @@ def test_letters_expire_a_few_at_a_time(store: Store):
     assert [store.expire(200_000.0, 300_000.0) for _ in range(4)] == [2, 2, 1, 0]
 
 
-def test_an_erasure_takes_a_consumer_at_its_own_word(store: Store, tmp_path: Path):
+def test_an_erasure_matches_the_exact_consumer_id(store: Store, tmp_path: Path):
     """A number in another field is none of it; a record that cannot be read is named, never erased on a guess."""
     header = b"id,IP,Timestamp,BrandID\n"
     rows = [b"11,192.0.2.1,2026-01-31T12:30:00Z,7", b"7,192.0.2.11,2026-01-31T11:30:00Z,11", b'"11', b"12,1,1,011"]
@@ -267,14 +268,14 @@ def test_an_erasure_takes_a_consumer_at_its_own_word(store: Store, tmp_path: Pat
     settings = load_settings(config_path=None, environ={}, overrides=overrides)
     erasure = Erasure(settings, store, "11")
     found = erasure.find()
-    spooled = {(place.start, place.end) for place in found.places}
+    spooled = {(place.start, place.end) for place in found.spooled}
     assert found.letters == [1, 2, 3, 9, 10]
     assert spooled == {(len(header), len(header) + len(rows[0]))}
     assert found.doubtful[:-1] == ["dead letter 4", "dead letter 6", "dead letter 8", "dead letter 12"]
     assert found.doubtful[-1] == f"spool/{segment.name}, byte {segment.read_bytes().index(rows[2])}"
     assert erasure.erase(found) == 5
     assert segment.read_bytes() == header + b"\n".join([b" " * len(rows[0]), *rows[1:]]) + b"\r\n"
-    assert erasure.find() == found._replace(letters=[], places=[])
+    assert erasure.find() == found._replace(letters=[], spooled=[])
 
 
 def test_a_record_is_blanked_in_place_up_to_the_end_of_its_line(store: Store, tmp_path: Path):
@@ -294,7 +295,6 @@ def test_a_record_is_blanked_in_place_up_to_the_end_of_its_line(store: Store, tm
 
 def replayed(store: Store, directory: Path, *, ids: list[int] | None = None) -> list[Chunk]:
     letters = open_letters(directory)
-    assert letters
     try:
         return list(Replay(letters, ids or store.letters.ids(EVERYTHING), itertools.count(50).__next__).chunks())
     finally:
@@ -308,7 +308,7 @@ def settled(stream: Stream, start: int, end: int, *rejections: Rejection, **coun
     )
 
 
-def test_letters_are_sent_one_a_line_and_each_is_known_by_its_place(store: Store, tmp_path: Path):
+def test_letters_are_read_one_per_line_and_identified_by_offset(store: Store, tmp_path: Path):
     raws = [b"\xef\xbb\xbf{}", b'{"a":\n1}', b"\xff"]
     store.save([checkpoint(*(rejection(number, raw) for number, raw in enumerate(raws)))], 1.0)
     (chunk,) = replayed(store, tmp_path)
@@ -323,7 +323,7 @@ def test_letters_are_sent_one_a_line_and_each_is_known_by_its_place(store: Store
     assert stream.letters_in(places[2], chunk.end_offset) == [3]
 
 
-def test_many_letters_come_in_several_chunks_without_a_gap(store: Store, tmp_path: Path):
+def test_many_letters_are_read_in_several_chunks_without_a_gap(store: Store, tmp_path: Path):
     raws = [b"%06d" % number + b"x" * 5000 for number in range(700)]
     store.save([checkpoint(*(rejection(number, raw) for number, raw in enumerate(raws)))], 1.0)
     store.purge([1, 300, 700])
@@ -334,7 +334,7 @@ def test_many_letters_come_in_several_chunks_without_a_gap(store: Store, tmp_pat
     assert lines == [raw for number, raw in enumerate(raws, 1) if number not in {1, 300, 700}]
 
 
-def test_rows_that_need_a_header_come_with_it_each_alone(store: Store, tmp_path: Path):
+def test_each_csv_letter_is_read_with_its_header(store: Store, tmp_path: Path):
     rows = [rejection(0, b'a"b;1', header=b"x;y\n"), rejection(9, b'"c\nd";2', header=b"x;y\n"), rejection(20, b"{}")]
     store.save([checkpoint(*rows)], 1.0)
     first, second, third = replayed(store, tmp_path)
@@ -345,7 +345,7 @@ def test_rows_that_need_a_header_come_with_it_each_alone(store: Store, tmp_path:
     assert not isinstance(third.stream.framing, CsvRows)
 
 
-def test_what_was_replayed_moves_in_the_totals_and_what_failed_again_stays(store: Store, tmp_path: Path):
+def test_replayed_letters_move_in_the_totals_and_failed_ones_stay(store: Store, tmp_path: Path):
     store.save([checkpoint(*(rejection(number, b"{%d}" % number) for number in range(5)))], 1.0)
     (chunk,) = replayed(store, tmp_path)
     starts = chunk.stream.starts  # type: ignore[attr-defined]
@@ -358,12 +358,12 @@ def test_what_was_replayed_moves_in_the_totals_and_what_failed_again_stays(store
     assert letter
     assert (letter.rule, letter.status, letter.delivery, letter.attempts) == ("json", 400, "rejected", 1)
     assert (letter.first_at, letter.last_at, letter.path, letter.start_offset) == (1.0, 9.0, "/a", 1)
-    assert [stream.stream_id for stream in store.streams.known("file")] == [1]
-    assert store.streams.known("replay") == []
-    assert store.streams.youngest_id() == 1
+    assert [stream.stream_id for stream in store.streams.load("file")] == [1]
+    assert store.streams.load("replay") == []
+    assert store.streams.newest_id() == 1
 
 
-def test_a_letter_that_is_purged_while_it_is_on_its_way_counts_by_what_became_of_it(store: Store, tmp_path: Path):
+def test_a_letter_purged_while_in_flight_counts_by_its_result(store: Store, tmp_path: Path):
     store.save([checkpoint(rejection(0), rejection(5))], 1.0)
     (chunk,) = replayed(store, tmp_path)
     store.purge([1, 2])
@@ -382,10 +382,9 @@ def test_a_replay_needs_no_room(make: Any, tmp_path: Path):
     assert saved.waiting == []
 
 
-def test_letters_can_be_looked_at_while_a_shipper_writes(store: Store, tmp_path: Path):
+def test_letters_can_be_read_while_a_shipper_writes(store: Store, tmp_path: Path):
     store.save([checkpoint(rejection())], 1.0)
     letters = open_letters(tmp_path)
-    assert isinstance(letters, Letters)
     store.save([checkpoint(rejection(), end=200)], 2.0)
     assert letters.ids(EVERYTHING) == [1, 2]
     store._db.execute("BEGIN IMMEDIATE")

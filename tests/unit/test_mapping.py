@@ -1,4 +1,4 @@
-"""Mappings: where values are found, which fields of the source count as used, and what the settings refuse."""
+"""Mappings: where values are found, which source fields count as used, and invalid settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shipper.codec.mapping import SourceMapping
+from shipper.codec.documents import SourceMapping
 from shipper.codec.normalize import ABSENT
 from shipper.config.mapping import FIELDS, field_sources
 from shipper.model.errors import ConfigError
@@ -14,7 +14,7 @@ from tests.cases import each
 
 
 def mapped(field: str, written: Any, *documents: dict[str, Any]) -> list[Any]:
-    """The values of one wire field, which the mapping takes from some documents."""
+    """The values that the mapping reads for one wire field from some documents."""
     return SourceMapping(field_sources({field: written})).columns(documents)[FIELDS.index(field)]
 
 
@@ -34,6 +34,10 @@ def mapped(field: str, written: Any, *documents: dict[str, Any]) -> list[Any]:
         ("a.b.c", {"a": {"b": {"c": {"d": 1}}}}, {"d": 1}),
         ("a.0", {"a": [1]}, ABSENT),
         ("a b", {"a b": 1}, 1),
+        ("No.", {"No.": 1, "No": {"": 2}}, 1),
+        ("No.", {"No": {"": 2}}, ABSENT),
+        (".", {".": 1}, 1),
+        ({"template": "{No.}/{a}"}, {"No.": 1, "a": 2}, "1/2"),
         ({"from": "a", "values": {"x": "y"}}, {"a": "x"}, "y"),
         ({"from": "a", "values": {"x": "y"}}, {"a": "X"}, "X"),
         ({"from": "a", "values": {"1": "y"}}, {"a": 1}, "y"),
@@ -74,7 +78,7 @@ def test_a_value_is_found_or_absent(written: Any, document: dict[str, Any], valu
     assert mapped("IP", written, {}, document, {})[1] == value
 
 
-def test_a_field_that_is_not_mapped_comes_from_the_field_of_its_name():
+def test_an_unmapped_field_is_read_from_the_field_of_the_same_name():
     columns = SourceMapping(field_sources({"IP": "ip"})).columns([{field: field for field in FIELDS}, {}])
     assert columns == [[field if field != "IP" else ABSENT, ABSENT] for field in FIELDS]
 
@@ -90,7 +94,7 @@ def test_a_field_that_is_not_mapped_comes_from_the_field_of_its_name():
         ({"IP": "BTag", "BTag": "IP"}, {"IP", "BTag"}, set()),
     ],
 )
-def test_what_is_used_is_known_and_the_rest_is_not(mapping: dict[str, Any], used: set[str], unused: set[str]):
+def test_only_mapped_fields_count_as_known(mapping: dict[str, Any], used: set[str], unused: set[str]):
     names = SourceMapping(field_sources(mapping)).names
     assert used <= names
     assert not unused & names
@@ -98,13 +102,13 @@ def test_what_is_used_is_known_and_the_rest_is_not(mapping: dict[str, Any], used
 
 REFUSED: list[tuple[str, Any, str]] = [
     ("Ip", "a", "did you mean IP?"),
-    ("xyzzy", "a", "there are EventId, IP"),
+    ("xyzzy", "a", "the fields are EventId, IP"),
     ("IP", "", "has none"),
     ("IP", {}, "has none"),
     ("IP", {"default": "x"}, "has none"),
-    ("IP", 5, "cannot be understood"),
-    ("IP", None, "cannot be understood"),
-    ("IP", ["a"], "cannot be understood"),
+    ("IP", 5, "is invalid"),
+    ("IP", None, "is invalid"),
+    ("IP", ["a"], "is invalid"),
     ("IP", {"form": "a"}, "form"),
     ("IP", {"from": 5}, "$.from"),
     ("IP", {"from": "a", "const": "b"}, "from and const"),
@@ -117,19 +121,19 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("IP", {"from": "a", "values": {"b": 1.5}}, "$.values"),
     ("IP", {"from": "a", "values": ["b"]}, "$.values"),
     ("IP", {"from": "a", "default": []}, "$.default"),
-    ("IP", {"template": "{"}, "double a brace"),
-    ("IP", {"template": "a}"}, "double a brace"),
-    ("IP", {"template": "{a{b}}"}, "double a brace"),
+    ("IP", {"template": "{"}, "write literal braces twice"),
+    ("IP", {"template": "a}"}, "write literal braces twice"),
+    ("IP", {"template": "{a{b}}"}, "write literal braces twice"),
     ("IP", {"template": "{}"}, "only names in braces"),
     ("IP", {"template": "{a!r}"}, "only names in braces"),
     ("IP", {"template": "{a:>3}"}, "only names in braces"),
-    ("IP", {"template": "plain"}, "write const instead"),
-    ("IP", {"template": "{{a}}"}, "write const instead"),
+    ("IP", {"template": "plain"}, "use const instead"),
+    ("IP", {"template": "{{a}}"}, "use const instead"),
 ]
 
 
 @each(("field", "written", "says"), REFUSED)
-def test_a_mapping_that_cannot_be_meant_is_refused_by_its_key(field: str, written: Any, says: str):
+def test_a_nonsensical_mapping_is_refused_by_its_key(field: str, written: Any, says: str):
     with pytest.raises(ConfigError) as caught:
         field_sources({"BTag": "btag", field: written})
     assert caught.value.key == f"mapping.{field}"

@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the system, also from in front of what is still in use."""
+"""Freed memory is returned to the system, even below memory still in use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def hold():
     blocks = [bytes([1]) * 100_000 for _ in range(1000)]
     kept.append(blocks[-1])
 
-memory.keep_memory_together()
+memory.share_one_arena()
 memory._TRIM_SECONDS = 0.01
 kept = []
 before = resident_mib()
@@ -32,7 +32,7 @@ held = resident_mib() - before
 
 async def wait():
     async with anyio.create_task_group() as side:
-        side.start_soon(memory.keep_memory_released)
+        side.start_soon(memory.trim_heap_periodically)
         with anyio.move_on_after(30):
             while resident_mib() - before > 20:
                 await anyio.sleep(0.01)
@@ -43,8 +43,8 @@ print(held, resident_mib() - before)
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has other ways")
-def test_holes_in_front_of_what_is_in_use_are_given_back():
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries behave differently")
+def test_free_memory_below_used_memory_is_released():
     done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True, timeout=60)
     held, left = map(int, done.stdout.split())
     assert 50 < held < 150, "two threads share one arena, which keeps what is freed"

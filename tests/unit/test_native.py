@@ -1,4 +1,4 @@
-"""The native part: what the scanner takes and leaves, and a window that answers like the one in Python."""
+"""The native extension: which lines the scanner accepts and skips, and the same sums as in Python."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shipper.codec import Codec, DedupeWindow, accept_events, tally
-from shipper.codec.columns import Columns
-from shipper.codec.dedupe import ADMITTED_MAX, KEY_BYTES, key_of
+from shipper.codec.codec import _Scanned
+from shipper.codec.dedupe import key_of
+from shipper.codec.rules import Columns
 from shipper.config.settings import RecordsSettings
 from shipper.delivery.parts import event_in
 from shipper.model.records import Chunk, LedgerKey, Stream
-from shipper.state.ledger import _Sums, added
+from shipper.state.ledger import _Sums, sum_tallies
 from shipper.system.native import NATIVE
 from tests.cases import each
 from tests.unit.test_codec import LATEST, LIMIT, encode, good_lines, line
 
-pytestmark = pytest.mark.skipif(NATIVE is None, reason="the native part is not installed, or switched off")
+pytestmark = pytest.mark.skipif(NATIVE is None, reason="the native extension is not installed or is disabled")
 
 UUIDS = [f"0f8fad5b-d9cb-469f-a165-{number:012x}" for number in range(20)]
 
 
-def scan(data: bytes, *, start: int = 0, events: int = 1000, room_bytes: int = 1 << 20, window: Any = None) -> Any:
-    found = NATIVE.scan(data)
-    return found.take(data, start, events, room_bytes, LIMIT, LATEST, window or NATIVE.DedupeWindow(0))
+def scan(data: bytes, *, start: int = 0, events: int = 1000, room_bytes: int = 1 << 20, window: Any = None) -> _Scanned:
+    window = window or NATIVE.DedupeWindow(0)
+    return _Scanned(*NATIVE.scan(data).take(data, start, events, room_bytes, LIMIT, LATEST, window))
 
 
 def reordered(raw: bytes) -> bytes:
@@ -36,7 +37,7 @@ def reordered(raw: bytes) -> bytes:
     return b"{" + rest + b"," + first + b"}"
 
 
-def test_ordinary_lines_are_taken_together():
+def test_ordinary_lines_are_scanned_together():
     lines = [
         line(1),
         reordered(line(2)),
@@ -47,11 +48,12 @@ def test_ordinary_lines_are_taken_together():
     ]
     data = b"\n".join(lines)
     for end in (b"", b"\n"):
-        events, stop, _, _, consumer_ids, repeats, ledger, is_stopped = scan(data + end)
-        assert (events, stop, is_stopped) == (6, len(data + end), False)
-        assert [(ordinal, data[begin:finish]) for ordinal, begin, finish in repeats] == list(enumerate(lines))[1:5]
-        assert memoryview(consumer_ids).cast("q").tolist() == [event_in(each).ConsumerID for each in lines]
-        assert dict(ledger.items()) == tally(Columns.of(list(map(event_in, lines))))
+        found = scan(data + end)
+        assert (found.stretches, found.others, found.end) == ([(0, len(data), 6)], [], len(data + end))
+        repeats = [(ordinal, data[begin:finish]) for ordinal, begin, finish in found.repeats]
+        assert repeats == list(enumerate(lines))[1:5]
+        assert memoryview(found.consumer_ids).cast("q").tolist() == [event_in(each).ConsumerID for each in lines]
+        assert dict(found.ledger.items()) == tally(Columns.of(list(map(event_in, lines))))
 
 
 @each(
@@ -82,51 +84,33 @@ def test_ordinary_lines_are_taken_together():
         b"null",
     ],
 )
-def test_it_stops_before_what_is_not_ordinary(raw: bytes):
-    before = line(1) + b"\n"
-    events, stop, *_, is_stopped = scan(before + raw + b"\n" + line(2))
-    assert (events, stop, is_stopped) == (1, len(before), True)
+def test_it_skips_a_line_that_is_not_ordinary(raw: bytes):
+    before = len(line(1)) + 1
+    behind = before + len(raw) + 1
+    found = scan(line(1) + b"\n" + raw + b"\n" + line(2))
+    assert found.stretches == [(0, before - 1, 1), (behind, behind + len(line(2)), 1)]
+    assert found.others == [(before, behind - 1)]
 
 
 def test_it_keeps_within_the_room():
-    data = b"\n".join([line(1), line(2), line(3)])
-    assert scan(data, events=2)[0] == 2
-    assert scan(data, room_bytes=len(line()) * 2 + 1)[0] == 2
-    assert scan(data, room_bytes=len(line()) * 2)[0] == 1
-    assert scan(data, room_bytes=0)[:2] == (0, 0)
-    assert scan(data, start=len(line()) + 1)[0] == 2
+    data = b"\n".join([line(1), b"{}", line(3)])
+    ends = [len(line(1)) + 1, len(line(1)) + 4, len(data)]
+    assert [scan(data, events=count).end for count in (1, 2, 3)] == ends
+    assert [scan(data, room_bytes=end - 1).end for end in (*ends[:2], len(data) + 1)] == ends
+    assert [scan(data, room_bytes=end - 2).end for end in ends] == [0, *ends[:2]]
+    assert scan(data, start=ends[1]).stretches == [(ends[1], len(data), 1)]
 
 
-def test_it_stops_before_an_event_id_that_is_known():
+def test_it_skips_a_known_event_id():
     window = NATIVE.DedupeWindow(100)
+    length = len(line()) + 1
     data = b"\n".join([line(1), line(2), line(1), line(3)])
-    events, stop, slot, keys, *_, is_stopped = scan(data, window=window)
-    assert (events, stop, slot, is_stopped) == (2, 2 * len(line()) + 2, 1, True)
-    assert keys == b"".join(key_of(event_in(line(number)).EventId) for number in (1, 2))
-    assert scan(data, start=stop, window=window)[0] == 0
-
-
-def test_it_is_asked_less_where_little_is_ordinary(monkeypatch: pytest.MonkeyPatch):
-    asked: list[int] = []
-    scan = NATIVE.scan
-
-    class Counting:
-        def __init__(self, data: bytes) -> None:
-            self._scan = scan(data)
-
-        def take(self, data: bytes, start: int, *rest: Any) -> Any:
-            asked.append(start)
-            return self._scan.take(data, start, *rest)
-
-    monkeypatch.setattr("shipper.codec.codec.NATIVE.scan", Counting)
-    sloppy = [line(number, ConsumerID=str(number + 1)) for number in range(3000)]
-    codec = Codec(RecordsSettings(), max_record_bytes=LIMIT)
-    assert len(good_lines(encode(b"\n".join(sloppy), codec=codec))) == 3000
-    assert len(asked) < 15
-    asked.clear()
-    good = [line(number) for number in range(5000, 8000)]
-    assert good_lines(encode(b"\n".join(good), codec=codec)) == good
-    assert len(asked) >= 2, "it is asked again"
+    found = scan(data, window=window)
+    assert found.stretches == [(0, 2 * length - 1, 2), (3 * length, 4 * length - 1, 1)]
+    assert found.others == [(2 * length, 3 * length - 1)]
+    assert found.keys == b"".join(key_of(event_in(line(number)).EventId) for number in (1, 2, 3))
+    again = scan(data, window=window)
+    assert (again.stretches, len(again.others)) == ([], 4)
 
 
 SOME_LINES = st.tuples(
@@ -177,9 +161,7 @@ def settled(
         keys = b"".join(key_of(event_in(each).EventId) for each in lines)
         assert span.event_keys == (keys if codec.window.is_on else b"")
         assert span.records == piece.events + len(span.rejections) + span.duplicates
-        assert span.keys == span.event_keys[: KEY_BYTES * span.fresh]
         fresh = piece.events - piece.waits
-        assert span.fresh == (fresh if codec.window.is_on else 0)
         starts = []
         for ordinal, wire in enumerate(lines):
             begin, end = span.bounds_of(ordinal)
@@ -192,7 +174,7 @@ def settled(
         open_pieces.append(piece)
         if len(open_pieces) > 2:
             oldest = open_pieces.pop(0)
-            accept_events(codec.window, oldest.span, range(oldest.span.fresh))
+            accept_events(codec.window, oldest.span, range(oldest.events - oldest.waits))
         sent += lines[:fresh]
         duplicates += piece.waits  # of those of which the first is accepted
         counts.update(tally(Columns.of(list(map(event_in, lines[:fresh])))))
@@ -204,7 +186,7 @@ def settled(
 
 
 @given(st.lists(SOME_LINES, max_size=80), st.integers(1, 60), st.integers(1000, 40_000), st.sampled_from([0, 1000]))
-def test_both_make_the_same_of_lines_of_which_some_are_not_ordinary(
+def test_native_and_python_agree_on_mixed_lines(
     kinds: list[tuple[str, int]], room_events: int, room_bytes: int, size: int
 ):
     data = b"\n".join([some_line(kind, number) for kind, number in kinds])
@@ -215,7 +197,7 @@ def test_both_make_the_same_of_lines_of_which_some_are_not_ordinary(
     assert results[0] == results[1]
 
 
-def test_lines_that_are_not_ordinary_leave_in_their_places():
+def test_lines_that_are_not_ordinary_keep_their_order():
     lines = [line(number) for number in range(100)]
     others = [line(number, ConsumerCountry="gb") for number in range(200, 204)]
     mixed = [
@@ -236,56 +218,6 @@ def test_lines_that_are_not_ordinary_leave_in_their_places():
     assert (piece.waits, [each.rule for each in piece.span.rejections]) == (1, ["json"])
 
 
-FILLING = b"".join(key_of(str(number)) for number in range(100, 3 * ADMITTED_MAX + 200))
-OPERATIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["admit", "admit", "accept", "take_back", "forget", "accept_one", "remember", "drop"]),
-        st.lists(st.integers(0, 60), min_size=1, max_size=12),
-        st.integers(0, 1000),
-    ),
-    max_size=60,
-)
-
-
-@given(OPERATIONS, st.integers(1, 40))
-def test_both_windows_give_the_same_answers(operations: list[tuple[str, list[int], int]], size: int):
-    windows = DedupeWindow(size), NATIVE.DedupeWindow(size)
-    filling = FILLING[: KEY_BYTES * (3 * ADMITTED_MAX + size - 20)]  # so that the end of the ring is near
-    admitted: list[tuple[int, bytes]] = []
-    for window in windows:
-        window.remember(filling)
-    for name, numbers, chance in operations:
-        keys = b"".join(map(key_of, (UUIDS[number] if number < 20 else str(number) for number in numbers)))
-        match name:
-            case "admit":
-                slots = [window.admit(keys) for window in windows]
-                assert slots[0] == slots[1]
-                if slots[0] is not None:
-                    admitted.append((slots[0], keys))
-            case "accept" | "take_back" if admitted:
-                slot, keys = admitted.pop(chance % len(admitted))
-                ordinals = list(range(len(keys) // 16))[chance % 3 :: 1 + chance % 2]
-                if name == "take_back":
-                    assert [window.take_back(slot, keys) for window in windows] == [None, None]
-                elif chance % 5:
-                    assert len({window.accept(slot, ordinals) for window in windows}) == 1
-                else:
-                    assert len({window.accept(slot, range(len(keys) // 16)) for window in windows}) == 1
-            case "remember":
-                for window in windows:
-                    window.remember(keys)
-            case "drop":
-                for window in windows:
-                    window.drop(keys)
-            case "forget" | "accept_one":
-                for window in windows:
-                    getattr(window, name)(keys[:16])
-        for number in (*numbers, chance):
-            key = key_of(UUIDS[number] if number < 20 else str(number))
-            assert windows[0].is_accepted(key) == windows[1].is_accepted(key)
-            assert windows[0].is_unsettled(key) == windows[1].is_unsettled(key)
-
-
 KEYS = st.tuples(
     st.sampled_from(["2026-10-01T22", "2026-10-02T00", "2026-11-01T05"]),
     st.sampled_from([1, 127, 128, 65_536, -1, 2**63 - 1]),
@@ -296,7 +228,7 @@ COUNTED = st.dictionaries(KEYS, st.integers(0, 70_000), max_size=6)
 
 
 @given(st.lists(COUNTED, max_size=5), st.lists(COUNTED, max_size=3), st.data())
-def test_both_add_counts_up_alike(
+def test_native_and_python_add_up_the_same_counts(
     accepted: list[dict[LedgerKey, int]], repeated: list[dict[LedgerKey, int]], data: st.DataObject
 ):
     counted = Counter({key: count for counts in accepted for key, count in counts.items() if count})
@@ -305,13 +237,13 @@ def test_both_add_counts_up_alike(
             counted[key] -= 1
             accepted = [*accepted, {key: -1}]
     native = NATIVE.add_up(accepted, repeated)
-    pure = _Sums.of(accepted, repeated, lambda name: name)
+    pure = _Sums(accepted, repeated, lambda name: name)
     assert (len(native), native.total()) == (len(pure), pure.total())
     assert not len(pure) or native.hours() == pure.hours()
     both = [sorted(zip(*msgspec.msgpack.decode(sums.columns()), strict=True)) for sums in (native, pure)]
     assert both[0] == both[1]
     again = NATIVE.add_up([native, *accepted], [])
-    assert dict(again.items()) == added([dict(native.items()), *accepted])
+    assert dict(again.items()) == sum_tallies([dict(native.items()), *accepted])
 
 
 @each("affiliate_id", ["J. Doe", "é", "\ud800", "a" * 65, "hash:0123456789abcdef"])
@@ -321,5 +253,5 @@ def test_an_affiliate_that_is_no_identifier_is_left_to_python(affiliate_id: str)
 
 def test_it_adds_up_what_the_scanner_counted():
     data = b"\n".join(line(number) for number in range(1, 9))
-    counted = scan(data)[6]
+    counted = scan(data).ledger
     assert dict(NATIVE.add_up([counted, counted], []).items()) == {key: 2 * count for key, count in counted.items()}

@@ -1,4 +1,4 @@
-"""The OpenAPI document says all that the service's documentation says, and says it correctly."""
+"""The OpenAPI document is complete and correct compared with the documentation of the service."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_schemas_are_valid(name):
     )
 
 
-def test_every_reference_leads_somewhere_and_every_component_is_used():
+def test_every_reference_resolves_and_every_component_is_used():
     used = {node["$ref"] for node in objects() if "$ref" in node}
     assert all(resolved({"$ref": name}) for name in used)
     there = {
@@ -132,7 +132,7 @@ def test_path_parameters_are_those_of_the_path():
     ("operation", "successes", "more"),
     [(INTAKE, {"200", "201", "202", "204", "207"}, {"413"}), (REPORT, {"200"}, set())],
 )
-def test_every_answer_is_there_and_every_error_has_one_form(operation, successes, more):
+def test_every_answer_is_documented_and_all_errors_have_one_form(operation, successes, more):
     errors = {"400", "401", "403", "404", "415", "429", "500", "502", "503", "504"} | more
     assert set(operation["responses"]) == successes | errors
     for status in errors:
@@ -146,7 +146,7 @@ def test_every_answer_is_there_and_every_error_has_one_form(operation, successes
 # What the sandbox chose
 
 
-def test_choices_are_marked_and_told():
+def test_configurable_choices_are_marked_and_described():
     marked = [node for node in objects() if "x-sandbox-choice" in node]
     assert all(node["x-sandbox-choice"] is True for node in marked)
     told = [node for node in objects() if CHOICE in str(node.get("description", "")) and "title" not in node]
@@ -165,7 +165,7 @@ def examples() -> Iterator[tuple[dict[str, Any], object]]:
                 yield node["schema"], node["example"]
 
 
-def test_examples_keep_their_schemas():
+def test_examples_conform_to_their_schemas():
     found = list(examples())
     assert len(found) >= 8
     for schema, value in found:
@@ -181,7 +181,7 @@ def test_report_example_adds_up():
         assert source.outgoing_balance == source.rev_share.total + source.cpa_revenue.total + source.fees.total
 
 
-def test_sample_events_keep_the_schema():
+def test_sample_events_conform_to_the_schema():
     for line in sample_lines(200, end=datetime(2026, 3, 15, tzinfo=UTC)):
         EVENTS.validate(json.loads(line))
 
@@ -201,7 +201,7 @@ def test_sample_events_keep_the_schema():
         ("BTag", "0_" + "aF" * 16),
     ],
 )
-def test_event_at_a_bound_keeps_the_schema(field, value):
+def test_event_at_a_bound_conforms_to_the_schema(field, value):
     EVENTS.validate({**EVENT, field: value})
 
 
@@ -235,10 +235,10 @@ def test_event_at_a_bound_keeps_the_schema(field, value):
         ("Surname", "unasked"),
     ],
 )
-def test_event_that_the_intake_refuses_breaks_the_schema(field, value):
+def test_event_refused_by_the_intake_violates_the_schema(field, value):
     assert not EVENTS.is_valid({**EVENT, field: value})
 
 
 @each("field", EVENT)
-def test_event_without_a_field_breaks_the_schema(field):
+def test_event_without_a_field_violates_the_schema(field):
     assert not EVENTS.is_valid({name: value for name, value in EVENT.items() if name != field})

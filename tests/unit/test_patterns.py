@@ -1,5 +1,5 @@
 """
-No regular expression of the package can match the same bytes in many ways: what their trees prove.
+No regular expression of the package can match the same bytes in many ways, as their syntax trees prove.
 
 How often a search begins anew is not seen here; `test_bounds.py` counts it where the bytes are many.
 """
@@ -44,7 +44,7 @@ def patterns_by_module() -> Iterator[tuple[str, re.Pattern[Any]]]:
 
 
 def parts_of(node: Any) -> list[Any]:
-    """The sequences that a node consists of."""
+    """Return the sequences that a node consists of."""
     code, argument = node
     if code in _REPEATS:
         return [argument[2]]
@@ -137,7 +137,7 @@ def test_patterns_that_match_in_one_way_are_not(written: str):
 def test_no_pattern_of_the_package_matches_in_many_ways():
     found = {(module, pattern.pattern, pattern.flags): pattern for module, pattern in patterns_by_module()}
     rows = CsvRows(b"a,b\n", ",")
-    for row in (rows._row, rows._begun):
+    for row in (rows._row, rows._partial_row):
         found["shipper.model.framing", row.pattern, row.flags] = row
     assert len(found) > 40, "the patterns are not found"
     ambiguous = {

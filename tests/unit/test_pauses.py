@@ -1,4 +1,4 @@
-"""What a pause advises about a secret that the service refuses: it depends on where that one comes from."""
+"""The advice of a pause for a refused secret depends on the source of the secret."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 from shipper.config.secrets import LiteralSecret, Secret, SecretReference
 from shipper.config.settings import EndpointSettings, OAuth2Settings, load_settings, require_endpoint
-from shipper.status.pauses import ADVICE, Renewal, advice_on
+from shipper.status.pauses import ADVICE, ReloadAdvice, advice_on
 from tests.cases import each
 
 BASE = "https://intake.example.com"
-RENEWAL = Renewal("reload it", "restart it")
+RENEWAL = ReloadAdvice("reload it", "restart it")
 FILE = SecretReference(file="/run/secret")
 
 
@@ -21,10 +21,10 @@ def intake(**fields: object) -> EndpointSettings:
 @each(
     ("secret", "advice"),
     [
-        (FILE, "write a valid {} into /run/secret, which is read again by itself"),
+        (FILE, "write a valid {} into /run/secret; it is read automatically"),
         (
             SecretReference(command=("print-it", "argument")),
-            "have print-it print a valid {}; it is run again by itself",
+            "make print-it print a valid {}; it is run again automatically",
         ),
         (SecretReference(env="NAME"), "set a valid {} in the environment variable NAME, then restart it"),
         (
@@ -35,8 +35,8 @@ def intake(**fields: object) -> EndpointSettings:
             LiteralSecret("hidden", "environment SHIPPER__A"),
             "set a valid {} in the environment variable SHIPPER__A, then restart it",
         ),
-        (LiteralSecret("hidden", "--set x=…"), "give a valid {} as intake.{key}, then restart it"),
-        (LiteralSecret("hidden"), "give a valid {} as intake.{key}, then restart it"),
+        (LiteralSecret("hidden", "--set x=…"), "pass a valid {} as intake.{key}, then restart it"),
+        (LiteralSecret("hidden"), "pass a valid {} as intake.{key}, then restart it"),
     ],
 )
 def test_the_advice_fits_where_the_refused_secret_comes_from(secret: Secret, advice: str):
@@ -45,10 +45,10 @@ def test_the_advice_fits_where_the_refused_secret_comes_from(secret: Secret, adv
         assert advice_on(reason, settings, RENEWAL) == advice.format(noun, key=key)
 
 
-def test_of_two_keys_each_is_named():
+def test_each_of_two_keys_is_named():
     advice = advice_on("subscription_key", intake(subscription_key_secondary=SecretReference(env="B")), RENEWAL)
     assert advice == (
-        "intake.subscription_key: write a valid key into /run/secret, which is read again by itself; "
+        "intake.subscription_key: write a valid key into /run/secret; it is read automatically; "
         "intake.subscription_key_secondary: set a valid key in the environment variable B, then restart it"
     )
 
@@ -57,7 +57,7 @@ def test_with_a_token_endpoint_its_settings_and_its_secret_are_named():
     oauth2 = OAuth2Settings(token_url=f"{BASE}/token", client_id="x", client_secret=FILE)
     assert advice_on("token", intake(token=None, oauth2=oauth2), RENEWAL) == (
         "correct client_id, scope and grant of intake.oauth2, then reload it; "
-        "or write a valid secret into /run/secret, which is read again by itself"
+        "or write a valid secret into /run/secret; it is read automatically"
     )
 
 
@@ -66,7 +66,7 @@ def test_other_reasons_have_the_advice_of_the_table():
     assert advice_on("no such", intake(), RENEWAL) == ""
 
 
-def test_a_literal_knows_where_it_was_written_and_is_equal_all_the_same(tmp_path: Path):
+def test_a_literal_secret_has_a_source_that_does_not_affect_equality(tmp_path: Path):
     file = tmp_path / "shipper.toml"
     file.write_text(f'[intake]\nbase_url = "{BASE}"\nsubscription_key = "a"\ntoken = "b"\n')
     variables = {"SHIPPER__INTAKE__TOKEN": "b"}

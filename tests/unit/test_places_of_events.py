@@ -1,4 +1,4 @@
-"""A record is found again as it came by its place in the batch, whatever became of it on its way."""
+"""The original record is found by its position in the batch, whatever was changed in between."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shipper.codec import Codec
 from shipper.config.settings import RecordsSettings
-from shipper.delivery.parts import halves, merged, parts
+from shipper.delivery.parts import halves, merge_batches, parts
 from shipper.model.framing import LINES as ONE_A_LINE
 from shipper.model.framing import BatchElements, CsvRows, Framing
 from shipper.model.records import Batch, Chunk, EncodedChunk, Stream
 from shipper.model.wire import BODY_HEAD
 from shipper.pipeline.batching import Batcher
+from tests.cases import each
 from tests.unit.test_codec import LATEST, LIMIT, event, line
 
 START = 1000  # of a chunk in the middle of its stream
@@ -49,25 +49,25 @@ def raws_by_place(data: bytes, **options: Any) -> list[bytes]:
     return found
 
 
-def test_lines_that_leave_as_they_came():
-    assert raws_by_place(b"\n".join(LINES) + b"\n") == LINES
-    assert raws_by_place(b"\n".join(LINES)) == LINES
+@each(
+    ("data", "start", "expected"),
+    [
+        (b"\n".join(LINES) + b"\n", START, LINES),
+        (b"\n".join(LINES), START, LINES),
+        (b"\xef\xbb\xbf" + b"\n".join(LINES), 0, LINES),
+        (b"\n \n\n" + b"\n".join(LINES), 0, LINES),
+        (
+            b"\0\0" + LINES[0] + b"\r\n\n  \n{bad\n" + LINES[1] + b"\n" + LINES[2] + b"\n\0\0\0" + LINES[3] + b"\n",
+            START,
+            [LINES[0] + b"\r", *LINES[1:4]],
+        ),
+    ],
+)
+def test_lines_wherever_they_stand(data: bytes, start: int, expected: list[bytes]):
+    assert raws_by_place(data, start=start) == expected
 
 
-def test_lines_with_carriage_returns_blank_lines_bad_neighbours_and_holes_between():
-    data = b"\0\0" + LINES[0] + b"\r\n\n  \n{bad\n" + LINES[1] + b"\n" + LINES[2] + b"\n\0\0\0" + LINES[3] + b"\n"
-    assert raws_by_place(data) == [LINES[0] + b"\r", *LINES[1:4]]
-
-
-def test_lines_behind_a_byte_order_mark():
-    assert raws_by_place(b"\xef\xbb\xbf" + b"\n".join(LINES), start=0) == LINES
-
-
-def test_lines_behind_blank_ones():
-    assert raws_by_place(b"\n \n\n" + b"\n".join(LINES), start=0) == LINES
-
-
-@pytest.mark.parametrize("form", ["{%s}", "urn:uuid:%s"])
+@each("form", ["{%s}", "urn:uuid:%s"])
 def test_lines_whose_ids_are_put_right(form: str):
     lines = [
         json.dumps(event(EventId=form % f"0F8FAD5B-D9CB-469F-A165-{number:012X}", ConsumerID=number + 1)).encode()
@@ -98,12 +98,12 @@ def test_elements_of_arrays():
     assert raws_by_place(data, framing=BatchElements(), start=0) == LINES
 
 
-def test_records_that_share_an_id_have_places_of_their_own():
+def test_records_with_the_same_id_have_separate_positions():
     twins = [line(1, ConsumerID=1), line(1, ConsumerID=2)]
     assert raws_by_place(b"\n".join(twins), dedupe_window=0) == twins
 
 
-def test_the_first_of_each_id_and_then_those_that_wait_for_its_answer():
+def test_the_first_record_of_each_id_precedes_those_that_wait_for_its_answer():
     twins = [line(0, ConsumerID=number) for number in (11, 12)]
     data = b"\n".join([LINES[0], twins[0], LINES[1], twins[1], LINES[2]])
     assert sorted(raws_by_place(data, room_events=10)) == sorted([*LINES[:3], *twins])
@@ -114,7 +114,9 @@ KINDS = st.sampled_from(["good", "repeated", "sloppy", "bad", "blank", "same con
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(KINDS, max_size=40), st.integers(1, 9), st.data())
-def test_an_event_keeps_its_place_through_batching_and_parting(kinds: list[str], max_events: int, data: st.DataObject):
+def test_an_event_keeps_its_position_through_batching_and_splitting(
+    kinds: list[str], max_events: int, data: st.DataObject
+):
     lines: list[bytes] = []
     wanted: dict[str, list[bytes]] = {}
     for number, kind in enumerate(kinds):
@@ -177,4 +179,4 @@ def _odd_and_even(batch: Batch) -> list[Batch]:
 
 
 def _parted_and_merged(batch: Batch) -> list[Batch]:
-    return halves(merged(list(reversed(halves(batch)))))
+    return halves(merge_batches(list(reversed(halves(batch)))))

@@ -1,4 +1,4 @@
-"""Text from outside, as people may see it."""
+"""Foreign text in printable form."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_visible(text: str) -> bool:
     return obeyed().isdisjoint(text)
 
 
-def test_no_character_reaches_a_terminal_that_it_would_obey():
+def test_no_control_character_reaches_a_terminal():
     shown = printable(EVERY_CHARACTER)
     assert is_visible(shown)
     shown.encode()
@@ -43,7 +43,7 @@ def test_no_character_reaches_a_terminal_that_it_would_obey():
         ("", ""),
     ],
 )
-def test_what_is_no_visible_character_is_written_out(text: str, shown: str):
+def test_invisible_characters_are_escaped(text: str, shown: str):
     assert printable(text) == shown
     assert printable(shown) == shown
 

@@ -1,4 +1,4 @@
-"""What may be quoted of a service's words: plain ones, and no secret, and nothing about a person."""
+"""Quotations from the service: only plain words, no secrets and no personal data."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ BODY = json.dumps(
         ("<html>nothing", ""),
     ],
 )
-def test_plain_words_are_quoted_and_all_else_is_masked(said: str, quoted: str):
+def test_plain_words_are_quoted_and_everything_else_is_masked(said: str, quoted: str):
     assert quotation(said, AUTHORIZATION, BODY) == quoted
 
 
@@ -67,10 +67,10 @@ def test_a_quotation_is_short():
 
 
 @pytest.mark.parametrize("body", [b"{", b"\xff", b'{"events":[1]}', b"[" * 100_000])
-def test_where_the_records_cannot_be_told_nothing_is_quoted(body: bytes):
+def test_nothing_is_quoted_if_the_records_are_unknown(body: bytes):
     assert quotation("no", AUTHORIZATION, body) == ""
 
 
-def test_a_token_of_any_form_is_taken():
+def test_a_token_of_any_form_is_accepted():
     for token in ("", "x", "a.b.c", "a.bm8.c", "a.W10.c", "." * 1000):
         assert quotation("no", Authorization(token, "key")) == "no"

@@ -1,4 +1,4 @@
-"""A reader gives whole lines, and knows its file again."""
+"""A reader returns whole lines, and recognises its file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 
 from shipper.model.errors import SourceError
 from shipper.model.records import Head, Marker, Stream, digest
-from shipper.sources.content import Plain
+from shipper.sources.content import Content
 from shipper.sources.discovery import Patterns
-from shipper.sources.identity import StreamBook
-from shipper.sources.reader import READ_BYTES, StreamReader, likeness
+from shipper.sources.identity import StreamIndex
+from shipper.sources.reader import READ_BYTES, StreamReader, compare
 
 LIMIT = 5000
 
@@ -27,7 +27,7 @@ def file(tmp_path: Path) -> Path:
 def reader(file: Path):
     file.touch()
     stream = Stream(stream_id=1, kind="file", path=str(file))
-    reader = StreamReader(Plain(os.open(file, os.O_RDONLY)), stream, file, max_record_bytes=LIMIT)
+    reader = StreamReader(Content(os.open(file, os.O_RDONLY)), stream, file, max_record_bytes=LIMIT)
     yield reader
     reader.close()
 
@@ -37,7 +37,7 @@ def append(path: Path, data: bytes) -> None:
         out.write(data)
 
 
-def test_a_torn_line_waits_for_its_newline(file: Path, reader: StreamReader):
+def test_an_incomplete_line_waits_for_its_newline(file: Path, reader: StreamReader):
     append(file, b"one\ntw")
     chunk = reader.read(is_final=False)
     assert chunk
@@ -49,7 +49,7 @@ def test_a_torn_line_waits_for_its_newline(file: Path, reader: StreamReader):
     assert (chunk.data, chunk.start_offset, chunk.end_offset) == (b"two\n", 4, 8)
 
 
-def test_the_end_of_the_input_ends_a_torn_line(file: Path, reader: StreamReader):
+def test_the_end_of_the_input_completes_the_last_line(file: Path, reader: StreamReader):
     append(file, b"one\ntw")
     first, second = reader.read(is_final=True), reader.read(is_final=True)
     assert first
@@ -90,7 +90,7 @@ def test_a_long_line_is_read_whole_where_the_limit_allows_it(file: Path):
     line = b"y" * (2 * READ_BYTES) + b"\n"
     append(file, line + b"short\n")
     stream = Stream(stream_id=1, kind="file", path=str(file))
-    reader = StreamReader(Plain(os.open(file, os.O_RDONLY)), stream, file, max_record_bytes=2 * READ_BYTES)
+    reader = StreamReader(Content(os.open(file, os.O_RDONLY)), stream, file, max_record_bytes=2 * READ_BYTES)
     first, second = reader.read(is_final=False), reader.read(is_final=False)
     reader.close()
     assert first
@@ -134,67 +134,68 @@ def known(path: Path, checkpoint: int) -> Stream:
     ],
     ids=["same", "grown", "shrunk", "empty", "other head", "other tail, regrown"],
 )
-def test_a_file_is_known_by_its_bytes(file: Path, now: bytes, expected: bool):
+def test_a_file_is_identified_by_its_bytes(file: Path, now: bytes, expected: bool):
     file.write_bytes(b"a\nb\nc\n")
     stream = known(file, 6)
     file.write_bytes(now)
     with file.open("rb") as opened:
-        assert (likeness(Plain(opened.fileno()), stream) == "same") is expected
-    reader = StreamBook([stream], count(10).__next__, max_record_bytes=LIMIT).open(file)
+        assert (compare(Content(opened.fileno()), stream) == "same") is expected
+    reader = StreamIndex([stream], count(10).__next__, max_record_bytes=LIMIT).open(file)
     reader.close()
     assert (reader.stream.stream_id, reader.offset) == ((9, 6) if expected else (10, 0))
 
 
-def test_opened_again_it_goes_on_where_this_process_has_read(file: Path):
+def test_a_reopened_file_is_resumed_where_this_process_has_read(file: Path):
     file.write_bytes(b"a\nb\n")
-    book = StreamBook([], count(1).__next__, max_record_bytes=LIMIT)
-    reader = book.open(file)
+    index = StreamIndex([], count(1).__next__, max_record_bytes=LIMIT)
+    reader = index.open(file)
     reader.read(is_final=False)
     reader.close()
-    again = book.open(file)
+    again = index.open(file)
     again.close()
     assert (again.stream, again.offset) == (reader.stream, 4)
 
 
 @pytest.mark.parametrize("is_its_own", [True, False], ids=["renamed", "inode given out again"])
-def test_another_file_with_its_inode_is_no_new_name_of_a_stream(file: Path, tmp_path: Path, is_its_own: bool):
+def test_another_file_with_the_same_inode_is_not_a_renamed_stream(file: Path, tmp_path: Path, is_its_own: bool):
     file.write_bytes(b"a\nb\n")
-    book = StreamBook([], count(1).__next__, max_record_bytes=LIMIT)
-    reader = book.open(file)
+    index = StreamIndex([], count(1).__next__, max_record_bytes=LIMIT)
+    reader = index.open(file)
     reader.read(is_final=False)
     reader.note_head()
     reader.close()
     other = file.rename(tmp_path / "b.zst")
     if not is_its_own:
         other.write_bytes(b"another\n")  # keeps the inode
-    absent = book.lose([])
+    renamed = [each.path for each in index.update_lost([])]
     names = ([str(other)], []) if is_its_own else ([], [str(file)])
-    assert ([each.path for each in absent.renamed], [each.path for each in absent.lost]) == names
+    assert (renamed, [each.path for each in index.lost()]) == names
 
 
-def test_of_a_stream_of_which_no_byte_is_known_only_a_rotated_name_is_another_name(file: Path, tmp_path: Path):
+def test_an_unread_stream_is_found_only_under_a_rotated_name(file: Path, tmp_path: Path):
     """Its file was empty; any other file may have been given its inode since, as one that nobody has named."""
-    book = StreamBook([], count(1).__next__, max_record_bytes=LIMIT)
+    index = StreamIndex([], count(1).__next__, max_record_bytes=LIMIT)
     file.write_bytes(b"")
-    reader = book.open(file)
+    reader = index.open(file)
     reader.close()
     other = file.rename(tmp_path / "private.txt")
-    assert [each.path for each in book.lose([]).lost] == [str(file)]
+    index.update_lost([])
+    assert [each.path for each in index.lost()] == [str(file)]
     other.rename(f"{file}.1")
-    reader = StreamBook([reader.stream], count(1).__next__, max_record_bytes=LIMIT).lose([])
-    assert [each.path for each in reader.renamed] == [f"{file}.1"]
+    renamed = StreamIndex([reader.stream], count(1).__next__, max_record_bytes=LIMIT).update_lost([])
+    assert [each.path for each in renamed] == [f"{file}.1"]
 
 
-def test_what_is_no_regular_file_is_refused(tmp_path: Path):
+def test_a_file_that_is_not_regular_is_refused(tmp_path: Path):
     os.mkfifo(tmp_path / "fifo")
-    book = StreamBook([], count(1).__next__, max_record_bytes=LIMIT)
+    index = StreamIndex([], count(1).__next__, max_record_bytes=LIMIT)
     with pytest.raises(SourceError, match="not a regular file"):
-        book.open(tmp_path / "fifo")
+        index.open(tmp_path / "fifo")
     with pytest.raises(SourceError, match="cannot be read"):
-        book.open(tmp_path / "nothing")
+        index.open(tmp_path / "nothing")
 
 
-def test_names_globs_and_folders_are_found_once_and_the_own_directory_never(tmp_path: Path):
+def test_names_globs_and_folders_are_found_once_and_the_state_directory_never(tmp_path: Path):
     for name in ("a.log", "b.log", "sub/c.log", "sub/deep/d.log", "state/spool/1.log"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -202,7 +203,7 @@ def test_names_globs_and_folders_are_found_once_and_the_own_directory_never(tmp_
     def found(*patterns: str, exclude: tuple[str, ...] = ()) -> list[str]:
         absolute = [str(tmp_path / pattern) for pattern in patterns]
         patterns = Patterns(
-            absolute, own_directory=tmp_path / "state", exclude=[str(tmp_path / pattern) for pattern in exclude]
+            absolute, state_directory=tmp_path / "state", exclude=[str(tmp_path / pattern) for pattern in exclude]
         )
         return [str(each.path.relative_to(tmp_path)) for each in patterns.find()]
 
@@ -215,7 +216,7 @@ def test_names_globs_and_folders_are_found_once_and_the_own_directory_never(tmp_
     assert found("state/spool/1.log") == []
 
 
-def test_room_that_is_filled_line_by_line_is_not_read_again_each_time(file: Path, reader: StreamReader, monkeypatch):
+def test_reserved_space_filled_line_by_line_is_not_reread(file: Path, reader: StreamReader, monkeypatch):
     """Of NULs that were written, not left out: the file system cannot tell where data are."""
     reserved_bytes = 30 * READ_BYTES
     file.write_bytes(bytes(reserved_bytes))
@@ -250,7 +251,7 @@ def test_room_that_is_filled_line_by_line_is_not_read_again_each_time(file: Path
     assert data.lstrip(b"\0") == b"far\n"
 
 
-class SettledMeanwhile(Plain):
+class SettledMeanwhile(Content):
     """A file of which more is settled, on the event loop, between two reads of the thread that compares it."""
 
     def __init__(self, descriptor: int, stream: Stream, data: bytes) -> None:
@@ -268,6 +269,6 @@ def test_a_file_is_the_same_though_its_checkpoint_moves_while_it_is_compared(fil
     file.write_bytes(data)
     stream = known(file, 500)
     content = SettledMeanwhile(os.open(file, os.O_RDONLY), stream, data)
-    assert likeness(content, stream) == "same"
+    assert compare(content, stream) == "same"
     assert stream.checkpoint == len(data), "it moved"
     content.close()

@@ -1,4 +1,4 @@
-"""The same reconciliation in every form: the same verdict and the same numbers, whatever there is to say."""
+"""A reconciliation has the same verdict and numbers in every output format."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from shipper.report.days import Days
 from shipper.report.exports import to_csv
 from shipper.report.ranges import DateRange
 from shipper.report.reconcile.compare import reconcile
-from shipper.report.reconcile.forms import flat_table, print_table, to_json, to_workbook
+from shipper.report.reconcile.model import Excluded, Period, Reconciliation, Verdict
 from shipper.report.reconcile.owners import Owners
 from shipper.report.reconcile.page import render_page
-from shipper.report.reconcile.rows import Hole, Period, Reconciliation, Verdict
-from tests.report_documents import brand, entry, pair, report
+from shipper.report.reconcile.render import flat_table, print_table, to_json, to_workbook
+from tests.report_documents import HOSTILE_NAMES, brand, hostile, registered, report
 
-OLD, YOUNG = date(2026, 10, 4), date(2026, 10, 8)
+YOUNG = date(2026, 10, 8)
 A, B, OTHERS, NOBODYS = 501, 502, 777, 888
 FIGURES = (
     *("accepted", "contested", "result", "adjustment", "reported", "difference"),
@@ -36,7 +36,7 @@ FIGURES = (
 
 
 class Shown(NamedTuple):
-    """What a form says."""
+    """The content of an output format."""
 
     verdict: str
     is_alarmed: bool
@@ -63,7 +63,7 @@ def made(verdict: Verdict, *, is_alarmed: bool = False) -> Reconciliation:
         6: {},
         8: {},
     }
-    holes = []
+    left_out = []
     dead_letters: dict[LedgerKey, int] = {}
     if verdict in {"explained", "differences"}:
         figures[4][11, B] = (5, 0)
@@ -74,45 +74,66 @@ def made(verdict: Verdict, *, is_alarmed: bool = False) -> Reconciliation:
     if verdict in {"differences", "incomplete"}:
         accepted["2026-10-06T12", 11, "", str(NOBODYS)] = 33
         accepted["2026-10-07T12", 11, "", str(A)] = 55
-        holes = [Hole(day(7), "its report could not be fetched")]
+        left_out = [Excluded("not compared", day(7), "its report could not be fetched")]
     if verdict in {"differences", "not yet judged"}:
         accepted["2026-10-08T12", 11, "", str(A)] = 21
         figures[8] = {(11, A): (20, 0)}
-    return reconcile(
-        1001,
-        [Period(day(number), document(found)) for number, found in figures.items()],
-        accepted,
-        dead_letters,
-        days=Days(),
-        today=YOUNG + timedelta(days=1),
-        settle_days=2,
-        owners=Owners(named={1001: frozenset({A, B}), 2002: frozenset({OTHERS})}),
-        holes=holes,
-    )
+    owners = Owners(named={1001: frozenset({A, B}), 2002: frozenset({OTHERS})})
+    periods = [Period(day(number), document(of_day)) for number, of_day in figures.items()]
+    return compared(periods, accepted, dead_letters, owners=owners, excluded=left_out)
+
+
+def compared(periods: list[Period], *counts: dict[LedgerKey, int], **options: Any) -> Reconciliation:
+    accepted, dead_letters = (*counts, {}, {})[:2]
+    options = {"days": Days(), "today": YOUNG + timedelta(days=1), "settle_days": 2, **options}
+    return reconcile(1001, periods, accepted, dead_letters, **options)
 
 
 def document(figures: dict[tuple[int, int], tuple[int, int]]) -> wire.DailyReport:
-    return report(
-        *(
-            brand(entry(source, conversions=wire.Conversions(registrations=pair(*map(str, figure)))), number=number)
-            for (number, source), figure in figures.items()
-        )
-    )
+    return report(*(brand(registered(source, *figure), number=number) for (number, source), figure in figures.items()))
 
 
-def in_json(found: Reconciliation) -> Shown:
-    read = json.loads(to_json(found, [], shows_elsewhere=False), parse_int=Decimal, parse_float=Decimal)
+def as_json(result: Reconciliation, *notes: str, shows_others: bool = False) -> dict[str, Any]:
+    data = to_json(result, notes, shows_others=shows_others)
+    return json.loads(data, parse_int=Decimal, parse_float=Decimal)
+
+
+def as_csv(result: Reconciliation, *, shows_others: bool = False) -> list[dict[str, Any]]:
+    return list(csv.DictReader(io.StringIO(to_csv(flat_table(result, shows_others=shows_others)).decode())))
+
+
+def as_table(result: Reconciliation, *notes: str, width: int = 400, shows_all: bool = False) -> str:
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as captured:
+        print_table(result, notes, console, shows_all=shows_all)
+    return captured.get()
+
+
+def as_page(result: Reconciliation, *notes: str, shows_all: bool = False) -> str:
+    return render_page(result, notes, made_at="2026-11-01T08:00:00Z", shows_all=shows_all)
+
+
+def text_of(page: str) -> str:
+    return " ".join(unescape(re.sub("<[^>]+>", " ", page)).split())
+
+
+# The numbers in each form
+
+
+def in_json(result: Reconciliation) -> Shown:
+    read = as_json(result)
     totals = {name: Decimal(read["totals"][name]) for name in FIGURES}
     assert totals == {name: sum((Decimal(row[name] or 0) for row in read["rows"]), Decimal(0)) for name in FIGURES}
     assert sum(row["accepted"] for row in read["unassigned"]["rows"]) == read["unassigned"]["accepted"]
+    assert sum(read["rows_by_status"].values()) == sum(row["brand_id"] is not None for row in read["rows"])
     assert read["is_complete"] == (not read["not_compared"])
     assert read["headlines"][0].startswith(f"Verdict: {read['verdict']}. ")
     assert totals == {**totals, **first_figures("\n".join(read["headlines"]))}
-    not_compared = sum(hole["accepted"] for hole in read["not_compared"])
+    not_compared = sum(period["accepted"] for period in read["not_compared"])
     return Shown(read["verdict"], read["is_alarmed"], totals, read["unassigned"]["accepted"], not_compared)
 
 
-def of_rows(rows: list[dict[str, Any]]) -> Shown:
+def in_rows(rows: list[dict[str, Any]]) -> Shown:
     """Read a form of rows: CSV, or a sheet."""
 
     def total(name: str, *statuses: str) -> Decimal:
@@ -124,19 +145,14 @@ def of_rows(rows: list[dict[str, Any]]) -> Shown:
     return Shown(verdict, alarmed == "true", totals, *counts)
 
 
-def in_csv(found: Reconciliation) -> Shown:
-    return of_rows(list(csv.DictReader(io.StringIO(to_csv(flat_table(found, shows_elsewhere=False)).decode()))))
-
-
-def in_workbook(found: Reconciliation) -> Shown:
+def in_workbook(result: Reconciliation) -> Shown:
     openpyxl = pytest.importorskip("openpyxl")
-    book = openpyxl.load_workbook(
-        io.BytesIO(to_workbook(found, [], shows_elsewhere=False, created=datetime(2026, 11, 1, tzinfo=UTC)))
-    )
+    created = datetime(2026, 11, 1, tzinfo=UTC)
+    book = openpyxl.load_workbook(io.BytesIO(to_workbook(result, [], shows_others=False, created=created)))
     titles, *lines = book["reconciliation"].iter_rows(values_only=True)
-    shown = of_rows([dict(zip(titles, line, strict=True)) for line in lines])
+    shown = in_rows([dict(zip(titles, line, strict=True)) for line in lines])
     facts = {what: value for what, value in book["verdict"].iter_rows(values_only=True) if what}
-    mark = "" if found.is_complete else " (4 of 5 periods)"
+    mark = " (4 of 5 periods)" if result.not_compared else ""
     assert facts["verdict"] == shown.verdict
     assert {name: facts[f"{name}{mark}"] for name in FIGURES} == shown.totals
     assert facts["unassigned"] == shown.unassigned
@@ -144,7 +160,7 @@ def in_workbook(found: Reconciliation) -> Shown:
 
 
 def first_figures(text: str) -> dict[str, Decimal]:
-    """Read what stands below the verdict: it is what the total line has."""
+    """Read the totals in the headlines."""
     figures = re.search(
         r"Total [^:]*:\s+accepted\s+([\d,]+),\s+reported\s+([\d,]+),\s+difference\s+([-+]?[\d,]*\d)", text
     )
@@ -153,49 +169,40 @@ def first_figures(text: str) -> dict[str, Decimal]:
     return dict(zip(("accepted", "reported", "difference"), numbers, strict=True))
 
 
-def in_text(text: str, totals: dict[str, Decimal]) -> Shown:
-    """Read the lines that stand at the top of a page or table."""
+def in_headlines(text: str, totals: dict[str, Decimal]) -> Shown:
+    """Read the lines at the top of a page or table; `totals` are those of its last line."""
 
     def count(pattern: str) -> int:
-        found = re.search(pattern, text)
-        return int(found[1].replace(",", "")) if found else 0
+        match = re.search(pattern, text)
+        return int(match[1].replace(",", "")) if match else 0
 
     assert totals == {**totals, **first_figures(text)}
-    found = re.search(r"Verdict: (agree|explained|differences|not yet judged|incomplete)\. ", text)
-    assert found
-    assert -count(r"the platform took back ([\d,]+) registrations") == totals.get("taken_back", 0)
+    verdict = re.search(r"Verdict: (agree|explained|differences|not yet judged|incomplete)\. ", text)
+    assert verdict
+    totals = {**totals, "taken_back": -Decimal(count(r"the platform took back ([\d,]+) registrations"))}
     unassigned = count(r"Unassigned: ([\d,]+) accepted records")
-    return Shown(
-        found[1], "Alarm: " in text, totals, unassigned, count(r"not compared: .*? fetched\. ([\d,]+) accepted records")
-    )
+    not_compared = count(r"not compared: .*? fetched\. ([\d,]+) accepted records")
+    return Shown(verdict[1], "Alarm: " in text, totals, unassigned, not_compared)
 
 
-def in_page(found: Reconciliation) -> Shown:
-    page = render_page(found, [], made_at="2026-11-01T08:00:00Z", shows_all=False)
+def in_page(result: Reconciliation) -> Shown:
+    page = as_page(result)
     total = re.search(r'<tr class="account">(.*?)</tr>', page)
     assert total
     values = [Decimal(value) for value in re.findall(r'<data value="([^"]+)"', total[1])]
     names = ("accepted", "result", "adjustment", "reported", "difference", "unexplained", "dead_letters")
-    assert ("(4 of 5 periods)" in total[1]) == (not found.is_complete)
-    text = unescape(re.sub("<[^>]+>", " ", page))
-    totals = dict(zip(names, values, strict=True))
-    taken_back = re.search(r"took back ([\d,]+)", text)
-    return in_text(text, {**totals, "taken_back": Decimal(-int(taken_back[1]) if taken_back else 0)})
+    assert ("(4 of 5 periods)" in total[1]) == bool(result.not_compared)
+    return in_headlines(text_of(page), dict(zip(names, values, strict=True)))
 
 
-def in_table(found: Reconciliation) -> Shown:
-    console = Console(width=400, file=io.StringIO())
-    with console.capture() as captured:
-        print_table(found, [], console, shows_all=True)
-    text = captured.get()
-    lines = text.splitlines()
-    (at,) = (index for index, line in enumerate(lines) if line.strip().startswith("total"))
-    assert ("(4 of 5 periods)" in lines[at]) == (not found.is_complete)
-    figures = re.findall(r"[-+]?[\d,]+", lines[at].replace("(4 of 5 periods)", ""))
+def in_table(result: Reconciliation) -> Shown:
+    text = as_table(result, shows_all=True)
+    (total,) = (line for line in text.splitlines() if line.strip().startswith("total"))
+    assert ("(4 of 5 periods)" in total) == bool(result.not_compared)
+    figures = re.findall(r"[-+]?[\d,]+", total.replace("(4 of 5 periods)", ""))
     numbers = [Decimal(figure.replace(",", "")) for figure in figures]
-    totals = dict(zip(("accepted", "reported", "difference", "dead_letters"), numbers, strict=False))
-    taken_back = re.search(r"took back ([\d,]+)", text)
-    return in_text(text, {**totals, "taken_back": Decimal(-int(taken_back[1]) if taken_back else 0)})
+    names = ("accepted", "reported", "difference", "dead_letters")
+    return in_headlines(text, dict(zip(names, numbers, strict=False)))
 
 
 @pytest.mark.parametrize(
@@ -206,60 +213,98 @@ def in_table(found: Reconciliation) -> Shown:
     ],
 )
 def test_all_forms_give_the_same_verdict_and_the_same_numbers(verdict: Verdict, is_alarmed: bool):
-    found = made(verdict, is_alarmed=is_alarmed)
-    whole = in_json(found)
+    result = made(verdict, is_alarmed=is_alarmed)
+    whole = in_json(result)
     assert (whole.verdict, whole.is_alarmed) == (verdict, is_alarmed)
     assert whole.totals["accepted"] >= 1_334
     assert whole.totals["contested"] == 234
     assert (whole.unassigned, whole.not_compared) == ((33, 55) if verdict in {"differences", "incomplete"} else (0, 0))
-    assert in_csv(found) == in_workbook(found) == whole
+    assert in_rows(as_csv(result)) == in_workbook(result) == whole
     for form in (in_page, in_table):
-        shown = form(found)
+        shown = form(result)
         assert shown._replace(totals={}) == whole._replace(totals={}), form
         assert shown.totals == {name: whole.totals[name] for name in shown.totals}, form
         assert len(shown.totals) >= 4
 
 
+# What each form has besides
+
+
+def test_records_of_other_accounts_are_listed_only_on_request():
+    result = made("differences")
+    few, every = as_csv(result), as_csv(result, shows_others=True)
+    (other,) = every[len(few) :]
+    assert list(other.values()) == [
+        *("1001", "2026-10-05", "2026-10-05", "12", "", "777", "", "9", "9", *[""] * 8),
+        *("of another account", "of account 2002; 9 of them contested", "differences", "false", "UTC"),
+    ]
+    read = as_json(result, "A note.", shows_others=True)
+    assert (read["account_id"], read["start"], read["end"], read["timezone"]) == (
+        *(1001, "2026-10-04", "2026-10-08"),
+        "UTC",
+    )
+    assert read["of_other_accounts"]["accepted"] == read["of_other_accounts"]["rows"][0]["accepted"] == 9
+    assert "A note." in read["notes"]
+    for form, shown in ((as_table, "of account 2002"), (as_page, "Of another account")):
+        assert (shown in form(result), shown in form(result, shows_all=True)) == (False, True)
+
+
 def test_every_form_names_the_days_that_were_not_compared():
-    found = made("incomplete")
-    console = Console(width=100, file=io.StringIO())
-    with console.capture() as captured:
-        print_table(found, [], console, shows_all=False)
+    result = made("incomplete")
     forms = {
-        "table": captured.get(),
-        "page": render_page(found, [], made_at="", shows_all=False),
-        "csv": to_csv(flat_table(found, shows_elsewhere=False)).decode(),
-        "json": to_json(found, [], shows_elsewhere=False).decode(),
+        "table": as_table(result, width=100),
+        "page": as_page(result),
+        "csv": str(as_csv(result)),
+        "json": str(as_json(result)),
     }
     for form, text in forms.items():
         assert ("7 October 2026" if form == "page" else "2026-10-07") in text, form
         assert "its report could not be fetched" in " ".join(text.split()), form
 
 
-def test_a_day_of_nothing_is_a_row_so_that_no_file_is_empty():
-    found = reconcile(1001, [Period(day(4), report())], {}, {}, days=Days(), today=YOUNG, settle_days=2)
-    (row,) = flat_table(found, shows_elsewhere=False).rows
-    assert (row[1], row[-3]) == ("2026-10-04", "nothing to compare")
+def test_an_empty_day_is_a_row_so_that_no_file_is_empty():
+    (row,) = as_csv(compared([Period(day(4), report())]))
+    assert (row["period_start"], row["verdict"]) == ("2026-10-04", "nothing to compare")
 
 
-def test_what_has_not_begun_stands_in_every_form_in_one_line():
-    later = Hole(DateRange(day(9).start, day(11).end), "no report was fetched", accepted=0)
-    found = reconcile(1001, [], {}, {}, days=Days(), today=YOUNG, settle_days=2, later=later)
-    assert found.verdict == "not yet judged"
-    (row,) = csv.DictReader(io.StringIO(to_csv(flat_table(found, shows_elsewhere=False)).decode()))
+def test_future_days_are_one_line_in_every_form():
+    later = Excluded("not begun", DateRange(day(9).start, day(11).end), "no report was fetched")
+    result = compared([], today=YOUNG, excluded=[later])
+    assert result.verdict == "not yet judged"
+    (row,) = as_csv(result)
     assert (row["period_start"], row["period_end"], row["status"]) == ("2026-10-09", "2026-10-11", "not begun")
     assert (row["verdict"], row["timezone"]) == ("not yet judged", "UTC")
-    read = json.loads(to_json(found, [], shows_elsewhere=False))
+    read = as_json(result)
     assert read["not_yet_judged"] == [{"start": "2026-10-09", "end": "2026-10-11", "reason": "not begun"}]
     assert (read["judged"], read["run_again_on"], read["periods"]) == ([], "2026-10-13", {"compared": 0, "asked": 0})
-    console = Console(width=80, file=io.StringIO())
-    with console.capture() as captured:
-        print_table(found, [], console, shows_all=False)
-    page = unescape(re.sub("<[^>]+>", " ", render_page(found, [], made_at="", shows_all=False)))
-    for text, days in ((captured.get(), "2026-10-09 to 2026-10-11"), (page, "9\N{EN DASH}11 October 2026")):
-        said = " ".join(text.split())
-        assert f"Verdict: not yet judged. No day can be judged yet. Not yet judged: {days} (not begun). Run" in said
-        assert "Account 1001 Account 1001" not in said
+    table, page = " ".join(as_table(result, width=80).split()), text_of(as_page(result))
+    for text, days in ((table, "2026-10-09 to 2026-10-11"), (page, "9\N{EN DASH}11 October 2026")):
+        assert f"Verdict: not yet judged. No day can be judged yet. Not yet judged: {days} (not begun). Run" in text
+        assert "Account 1001 Account 1001" not in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_the_table_shows_differences_at_any_width(width: int):
+    text = as_table(made("explained", is_alarmed=True), "A note.", width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("2026-10-04 ") == 3, "in the headings, and where something differs"
+    assert sum("incl. adj -7" in line for line in text.splitlines()) == 2, "of the row, and of all"
+    assert not [line for line in text.splitlines() if width < 110 and line.startswith(("adj", "report "))]
+    for words in ("A note.", "1 further line agrees; --all lists", "the platform took back 7 registrations"):
+        assert words in " ".join(text.split())
+
+
+def test_the_page_is_self_contained_and_names_are_text():
+    names = hostile()
+    for each in names.brands:
+        each.marketing_sources[:] = each.marketing_sources[:1]
+    page = as_page(compared([Period(day(4), names)]), *HOSTILE_NAMES, shows_all=True)
+    assert page.startswith("<!doctype html>")
+    assert "<script" not in page
+    assert "</style><b" not in page
+    assert "\x1b" not in page
+    assert "https://" not in page.replace("https://example.com", "")
+    assert f'<data value="{430 * len(names.brands)}"' in page
 
 
 def test_the_page_for_finance_has_an_example_of_every_verdict_and_no_code():

@@ -1,4 +1,4 @@
-"""What the report commands are told: what makes no sense is refused before settings are read or anything is asked."""
+"""Arguments of the report commands: invalid ones are refused before settings are read and requests are sent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,19 @@ import typer
 from typer.testing import CliRunner
 
 from shipper.cli.app import command_line
-from shipper.cli.report.options import selected
+from shipper.cli.report.options import PartsOptions
 from shipper.model.errors import ShipperError, SourceError
+from shipper.report.ranges import Part
 from tests.cases import each
 
 OCTOBER = ("2026-10-01", "2026-10-31")
+
+
+def parsed(*words: str) -> Part:
+    (part,) = PartsOptions(list(words)).parts()
+    return part
+
+
 SENSELESS = [
     ([], "Missing argument"),
     (["1001"], "give ACCOUNT START END"),
@@ -37,7 +45,7 @@ SENSELESS = [
     (["1001", *OCTOBER, "--format", "xlsx"], "--output"),
     (["1001", *OCTOBER, "--output", "."], "is a directory"),
     (["1001", *OCTOBER, "--output", "no/such/file"], "there is no directory"),
-    (["1001", *OCTOBER, "--accounts-file", "none.txt"], "none.txt: cannot be read as a list of accounts"),
+    (["1001", *OCTOBER, "--accounts-file", "none.txt"], "none.txt: cannot be read as a list of account numbers"),
     (["history", "1001", "2026-13"], "'2026-13' is not a date or a period"),
     (["diff", "1001", "last-week"], "'last-week' is not a date or a period"),
     (["watch", "1001", *OCTOBER, "--interval", "0"], "interval"),
@@ -47,7 +55,7 @@ SENSELESS = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), SENSELESS)
-def test_what_makes_no_sense_is_refused(
+def test_invalid_arguments_are_refused(
     arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -71,42 +79,41 @@ def test_help_of_the_plain_form_names_the_verbs():
         assert "Example: shipper report" in help_of_verb
 
 
-def test_accounts_come_in_the_order_in_which_they_are_named_each_once(tmp_path: Path):
+def test_accounts_are_unique_and_in_the_order_given(tmp_path: Path):
     file = tmp_path / "accounts"
     file.write_text("\N{BOM}# partners\n1003\n\n 1002 # late payer\n1003\n7")
-    parts = selected(["9", *OCTOBER], ["8", "9"], str(file), "none")
+    parts = PartsOptions(["9", *OCTOBER], ["8", "9"], str(file)).parts()
     assert [part.account for part in parts] == [9, 8, 1003, 1002, 7]
     assert {part.days for part in parts} == {(date(2026, 10, 1), date(2026, 10, 31))}
 
 
-def test_accounts_of_standard_input_may_begin_with_a_byte_order_mark(monkeypatch: pytest.MonkeyPatch):
+def test_accounts_on_standard_input_may_start_with_a_byte_order_mark(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("1003\n7\n".encode("utf-8-sig")), "utf-8"))
-    assert [part.account for part in selected([*OCTOBER], None, "-", "none")] == [1003, 7]
+    assert [part.account for part in PartsOptions([*OCTOBER], None, "-").parts()] == [1003, 7]
 
 
-def test_day_needs_no_zero_in_front():
-    assert selected(["9", "2026-1-5", "2026-1-9"], None, "", "none")[0].days == (date(2026, 1, 5), date(2026, 1, 9))
+def test_day_needs_no_leading_zero():
+    assert parsed("9", "2026-1-5", "2026-1-9") == (9, (date(2026, 1, 5), date(2026, 1, 9)))
 
 
 @each("words", [["9", "2026-02"], ["9", "2026-02-01", "2026-02-28"], ["9", "2026-02", "2026-02"]])
 def test_period_stands_for_its_days(words: list[str]):
-    (part,) = selected(words, None, "", "none")
-    assert part == (9, (date(2026, 2, 1), date(2026, 2, 28)))
+    assert parsed(*words) == (9, (date(2026, 2, 1), date(2026, 2, 28)))
 
 
 def test_period_needs_no_account_before_it():
-    assert selected(["2026-02"], ["9"], "", "none")[0].days == (date(2026, 2, 1), date(2026, 2, 28))
+    assert PartsOptions(["2026-02"], ["9"]).parts() == [(9, (date(2026, 2, 1), date(2026, 2, 28)))]
 
 
 @pytest.mark.parametrize(("text", "words"), [("", "has no account numbers"), ("# 7", "has no"), ("7\n7 8", "2: '7 8'")])
-def test_file_that_is_no_list_of_accounts_is_refused(tmp_path: Path, text: str, words: str):
+def test_file_without_a_list_of_accounts_is_refused(tmp_path: Path, text: str, words: str):
     file = tmp_path / "accounts"
     file.write_text(text)
     with pytest.raises(SourceError, match=re.escape(words)):
-        selected([*OCTOBER], None, str(file), "none")
+        PartsOptions([*OCTOBER], None, str(file)).parts()
 
 
 @each("word", ["-1", "0", "1e3", "1_000", "\N{ARABIC-INDIC DIGIT ONE}", "9" * 19, "9" * 20])
-def test_what_is_no_account_is_refused(word: str):
+def test_invalid_account_is_refused(word: str):
     with pytest.raises(typer.BadParameter, match="is not an account number"):
-        selected([word, *OCTOBER], None, "", "none")
+        PartsOptions([word, *OCTOBER]).parts()

@@ -1,4 +1,4 @@
-"""What differs between two versions of a report, and when two answers have the same content."""
+"""Differences between two versions of a report, and equality of contents."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_changes_are_named_by_ids():
     ]
 
 
-def test_what_came_and_went_is_one_change():
+def test_an_added_or_removed_brand_or_source_is_one_change():
     old, new = report(brand(entry(1), entry(2)), brand(number=12)), report(brand(entry(2), entry(3)), brand(number=13))
     assert diff(old, new) == [
         Change("", entry(1), None, 11, 1),
@@ -84,7 +84,7 @@ def test_what_came_and_went_is_one_change():
     assert [change.path for change in diff(old, new)][::3] == ["brands[id=11].marketingSources[id=1]", "brands[id=13]"]
 
 
-def test_ids_that_are_there_twice_are_matched_in_their_order():
+def test_repeated_ids_are_matched_in_order():
     old, new = report(brand(entry(1), entry(1, name="second"))), report(brand(entry(1), entry(1, name="changed")))
     assert diff(old, new) == [Change("name", "second", "changed", 11, 1)]
 
@@ -131,7 +131,7 @@ def test_a_report_is_restated_only_if_a_figure_or_its_currency_differs(old, new,
     assert is_restated(report(brand(old)), report(brand(new))) is says_so
 
 
-def test_a_source_or_brand_without_figures_that_comes_or_goes_restates_nothing():
+def test_adding_or_removing_a_source_or_brand_without_figures_is_no_restatement():
     old, new = report(brand(entry(1))), report(brand(entry(1), ZERO), brand(number=12), brand(ZERO, number=13))
     assert len(diff(old, new)) == 3
     assert not is_restated(old, new)
@@ -140,7 +140,7 @@ def test_a_source_or_brand_without_figures_that_comes_or_goes_restates_nothing()
 
 
 @each("changes", [{"last_check_sum": "cd" * 32}, {"source": wire.ReportSource(1001, "Renamed")}])
-def test_checksum_and_names_alone_restate_nothing(changes):
+def test_changes_of_only_checksum_or_names_are_no_restatement(changes):
     made = report(brand(entry(1)))
     assert diff(made, replace(made, **changes))
     assert not is_restated(made, replace(made, **changes))
@@ -151,7 +151,7 @@ def test_checksum_and_names_alone_restate_nothing(changes):
 
 @settings(max_examples=25)
 @given(REPORTS, REPORTS)
-def test_contents_are_the_same_where_nothing_differs(old, new):
+def test_contents_are_equal_if_nothing_differs(old, new):
     hashes = [content_hash(wire.encode_report(each)) for each in (old, new)]
     if hashes[0] == hashes[1]:
         assert diff(old, new) == []
@@ -197,7 +197,7 @@ def test_order_id_and_time_do_not_count_as_content(made, rng):
         (f"1e{'9' * 5000}", f"1e{'9' * 4999}8", False),
     ],
 )
-def test_values_count_as_content_and_their_spelling_does_not(one, other, is_same):
+def test_values_count_as_content_but_not_their_notation(one, other, is_same):
     bodies = [b'{"id":"x","brands":[{"id":1,"extra":%s}]}' % each.encode() for each in (one, other)]
     assert bodies[0] != bodies[1]
     assert (content_hash(bodies[0]) == content_hash(bodies[1])) is is_same
@@ -213,12 +213,12 @@ def test_values_count_as_content_and_their_spelling_does_not(one, other, is_same
         ('"outgoingBalance":1e2', '"outgoingBalance":100.0000'),
     ],
 )
-def test_what_a_document_does_not_say_is_no_content_however_it_says_nothing(one, other):
+def test_missing_null_and_empty_fields_are_the_same_content(one, other):
     bodies = [b'{"brands":[{"id":1,"marketingSources":[{"id":2,%s}]}]}' % each.encode() for each in (one, other)]
     assert content_hash(bodies[0]) == content_hash(bodies[1])
 
 
-def test_the_account_id_is_the_same_content_in_both_spellings():
+def test_both_spellings_of_the_account_id_are_the_same_content():
     bodies = [b'{"source":{"%s":1001},"brands":[]}' % name for name in (b"affilaiteAccountId", b"affiliateAccountId")]
     assert content_hash(bodies[0]) == content_hash(bodies[1])
 
@@ -235,7 +235,7 @@ REQUESTS = [
 
 
 @each(("one", "other"), REQUESTS)
-def test_what_each_request_gets_anew_is_no_content_wherever_it_stands(one, other):
+def test_ids_and_times_of_the_request_are_never_content(one, other):
     for place in ('{%s,"brands":[]}', '{"brands":[{"id":1,"marketingSources":[{"id":2,%s}]}]}'):
         assert content_hash((place % one).encode()) == content_hash((place % other).encode())
         assert content_hash((place % one).encode()) != content_hash((place % '"x":1').encode())
@@ -251,7 +251,7 @@ def test_what_each_request_gets_anew_is_no_content_wherever_it_stands(one, other
         (f'"deep":{"[" * 150}1{"]" * 150}', f'"deep":{"[" * 150}2{"]" * 150}'),
     ],
 )
-def test_other_fields_that_are_not_documented_are_content(one, other):
+def test_other_undocumented_fields_are_content(one, other):
     bodies = [b'{"brands":[{"id":1,"marketingSources":[{"id":2,%s}]}]}' % each.encode() for each in (one, other)]
     assert content_hash(bodies[0]) != content_hash(bodies[1])
 

@@ -1,4 +1,4 @@
-"""Currencies by their names: certain ones have a code, no other has."""
+"""Currencies by name: only unambiguous names have a code."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_name_has_its_code(name, code):
         *("tops", "cups", "alls"),  # plurals of codes
     ],
 )
-def test_what_is_not_certain_has_no_code(name):
+def test_uncertain_name_has_no_code(name):
     assert currency_code(name) is None
 
 

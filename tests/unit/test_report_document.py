@@ -1,4 +1,4 @@
-"""Reading the daily report: every documented field exact, what is missing missing, what is unknown listed."""
+"""Reading the daily report: documented fields are exact, missing ones stay missing, unknown ones are listed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from shipper.model import wire
 from shipper.model.errors import ReportError
-from shipper.report.document import FetchedReport, read_report
+from shipper.report.document import FetchedReport, merge_listings, read_report
 from tests.cases import each
 from tests.report_documents import brand, entry, pair, report
 
@@ -66,7 +67,7 @@ NEEDED = [
 
 
 class Number(str):
-    """A number as it was written."""
+    """A number as written."""
 
 
 def parsed(body: bytes):
@@ -129,14 +130,14 @@ def test_example_has_every_documented_field():
     assert set(names(json.loads(BODY))) == documented
 
 
-def test_example_is_read_and_written_with_the_same_values_and_decimals():
+def test_example_round_trip_keeps_values_and_decimals():
     fetched = read(BODY)
     assert parsed(wire.encode_report(fetched.report)) == parsed(BODY)
     assert fetched.unknown_fields == ()
     assert fetched.body == BODY
 
 
-def test_times_and_names_are_kept_as_they_are_written():
+def test_times_and_names_are_kept_as_written():
     made = read(BODY).report
     assert made.reporting_time == "2026-02-01T08:00:00.1234567Z"
     assert made.reporting_period.end == "2026-01-31T23:59:59"
@@ -171,7 +172,7 @@ def test_total_is_exact_and_missing_if_a_part_is():
 
 
 @each("path", MAY_BE_MISSING)
-def test_what_is_missing_is_none_and_stays_missing(path):
+def test_missing_field_is_none_and_stays_missing(path):
     body = without(path)
     made = read(body).report
     assert at(made, path) is None
@@ -185,7 +186,7 @@ def test_null_is_missing(path):
 
 @each("path", NEEDED)
 @each("is_null", [True, False])
-def test_report_without_what_tells_whose_and_which_it_is_is_refused(path, is_null):
+def test_report_without_its_ids_and_period_is_refused(path, is_null):
     with pytest.raises(ReportError, match=re.escape(str(path[-1])) if not is_null else "not a daily report"):
         read(changed(path, None) if is_null else without(path))
 
@@ -215,7 +216,7 @@ def test_unknown_fields_are_listed_once_in_the_order_of_their_places():
     )
 
 
-def test_right_spelling_of_the_account_field_is_read_too():
+def test_correct_spelling_of_the_account_field_is_accepted():
     body = BODY.replace(b"affilaiteAccountId", b"affiliateAccountId")
     fetched = read(body)
     assert fetched.report == read(BODY).report
@@ -223,13 +224,13 @@ def test_right_spelling_of_the_account_field_is_read_too():
     assert fetched.unknown_fields == ()
 
 
-def test_right_spelling_leaves_the_figures_exact():
+def test_correct_spelling_keeps_the_figures_exact():
     made = report(brand(entry(fees=pair("0.1000000000000000055"))))
     body = wire.encode_report(made).replace(b"affilaiteAccountId", b"affiliateAccountId")
     assert read(body).report == made
 
 
-def test_service_spelling_counts_where_both_are_there():
+def test_spelling_of_the_service_takes_precedence():
     body = BODY.replace(b'"affilaiteAccountId": 1001', b'"affilaiteAccountId": 1001, "affiliateAccountId": 7')
     assert read(body).report.source.affiliate_account_id == 1001
 
@@ -266,7 +267,7 @@ def test_report_of_another_account_is_an_error():
         (changed(("brands", 0, "id"), b'"11"'), r"brands\[0\]\.id"),
     ],
 )
-def test_what_is_no_report_is_named(body, message):
+def test_invalid_report_is_refused_with_the_reason(body, message):
     with pytest.raises(ReportError, match=message):
         read(body)
 
@@ -302,3 +303,71 @@ def test_figures_have_thirty_digits_on_either_side_of_the_point(text, is_read):
     else:
         with pytest.raises(ReportError, match=r"not a daily report: .*fees\.result"):
             read(body)
+
+
+# Sources that are listed more than once
+
+EMPTY = wire.MarketingSource(id=50121, name="", reporting_currency="Euro", exchange_rate=Decimal("1.0000"))
+
+
+def sources(made: wire.DailyReport) -> list[list[wire.MarketingSource]]:
+    return [each.marketing_sources for each in made.brands]
+
+
+@pytest.mark.parametrize("listed", [(entry(), EMPTY), (EMPTY, entry()), (EMPTY, entry(), EMPTY)])
+def test_listings_with_and_without_figures_are_one_source(listed: tuple[wire.MarketingSource, ...]):
+    found, places = merge_listings(report(brand(*listed, entry(2)), brand(entry(), number=12)))
+    assert sources(found) == [[entry(), entry(2)], [entry()]]
+    assert places == ("brands[id=11].marketingSources[id=50121]",)
+
+
+def test_a_source_is_merged_across_listings_of_its_brand():
+    found, places = merge_listings(report(brand(EMPTY), brand(entry(2)), brand(entry())))
+    assert sources(found) == [[entry()], [entry(2)], []]
+    assert places == ("brands[id=11].marketingSources[id=50121]",)
+
+
+def test_listings_of_different_figures_are_merged():
+    money = ("deposits", "net_revenue", "rev_share", "cpa_revenue", "fees", "outgoing_balance")
+    counts = entry(**dict.fromkeys(money), reporting_currency=None, exchange_rate=None)
+    rest = entry(active_customers=None, conversions=wire.Conversions(), name=None)
+    assert sources(merge_listings(report(brand(counts, rest)))[0]) == [[entry()]]
+
+
+def test_money_keeps_the_currency_that_it_was_listed_with():
+    krona = replace(EMPTY, reporting_currency="Swedish Krona", exchange_rate=Decimal("0.0889"))
+    for listed in ((krona, entry()), (entry(), krona)):
+        assert sources(merge_listings(report(brand(*listed)))[0]) == [[entry()]]
+
+
+@each(
+    "listed",
+    [
+        (entry(), entry()),
+        (entry(), entry(fees=pair("1.0000"))),
+        (entry(fees=None), entry(**dict.fromkeys(["conversions", "active_customers", "deposits"]))),
+        (
+            replace(EMPTY, fees=pair("1")),
+            replace(EMPTY, rev_share=pair("1"), reporting_currency="Swedish Krona", exchange_rate=Decimal("0.0889")),
+        ),
+        (replace(EMPTY, fees=pair("0")), replace(EMPTY, fees=pair("0"))),
+    ],
+)
+def test_listings_with_conflicting_figures_are_not_merged(listed):
+    made = report(brand(*listed))
+    assert merge_listings(made) == (made, ())
+
+
+def test_a_report_is_read_with_merged_sources_and_stored_byte_for_byte():
+    body = wire.encode_report(report(brand(entry(), EMPTY)))
+    fetched = read_report(body, account_id=1001)
+    assert fetched.body == body
+    assert sources(fetched.report) == [[entry()]]
+    assert fetched.merged == ("brands[id=11].marketingSources[id=50121]",)
+    assert read_report(wire.encode_report(report(brand(entry()))), account_id=1001).merged == ()
+
+
+def test_the_time_to_merge_is_linear():
+    """With quadratic time this would take an hour."""
+    made = report(brand(*[entry()] * 20_000, *[EMPTY] * 20_000))
+    assert len(sources(merge_listings(made)[0])[0]) == 20_000

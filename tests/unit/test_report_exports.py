@@ -1,4 +1,4 @@
-"""The flat tables as files: read back with other programs' readers, every figure is the one of the document."""
+"""The flat tables as files: read back with other libraries, every figure equals the document."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ def test_csv_has_every_value(name: str):
                 )
 
 
-def test_csv_keeps_the_scale_of_the_document():
+def test_csv_keeps_the_decimals_of_the_document():
     assert [row["fees_result"] for row in csv_rows(to_csv(awkward()))][:2] == ["0.1", "1.23456"]
     assert csv_rows(to_csv(tables()[0]))[0]["exchange_rate"] == "1.0000"
 
 
-def test_csv_is_a_header_and_lines_that_end_as_rfc_4180_says():
+def test_csv_has_a_header_and_line_ends_of_rfc_4180():
     data = to_csv(tables()[1])
     assert data.count(b"\r\n") == data.count(b"\n") == 1 + len(tables()[1].rows)
     assert data.startswith(b"account_id,account_name,")
@@ -144,7 +144,7 @@ def test_text_that_begins_like_a_formula_is_guarded_and_figures_are_not():
         *((name, name) for name in ("É-Casino", "a-b", "a+b", "a@b", "a = b", "Smith, J.", "'=1", "")),
     ],
 )
-def test_no_spreadsheet_takes_a_name_for_a_formula_whatever_its_delimiter(name: str, written: str):
+def test_no_spreadsheet_interprets_a_name_as_a_formula_with_any_delimiter(name: str, written: str):
     (row,) = csv_rows(to_csv(source_table([fetched(report(brand(entry(7, name=name))))])))
     assert row["source_name"] == written
 
@@ -158,7 +158,7 @@ def test_every_text_in_csv_is_quoted_and_no_figure_is():
 
 @pytest.mark.parametrize("piece", ["\t", ";", "; ", " ", '"', ";=", "a;", "\ufeff"])
 def test_the_time_to_guard_a_text_is_linear(piece: str):
-    """Quadratic, this one would take hours."""
+    """With quadratic time this would take hours."""
     name = piece * (80_000 // len(piece))
     (row,) = csv_rows(to_csv(source_table([fetched(report(brand(entry(7, name=name))))])))
     assert row["source_name"].replace("'", "") == name
@@ -168,7 +168,7 @@ def test_the_time_to_guard_a_text_is_linear(piece: str):
 
 
 @pytest.mark.parametrize("name", ["sources", "accounts", "awkward", "long"])
-def test_ndjson_has_every_value_and_its_scale(name: str):
+def test_ndjson_has_every_value_with_its_decimals(name: str):
     table = table_of(name)
     lines = to_ndjson(table).splitlines()
     assert len(lines) == len(table.rows)
@@ -181,7 +181,7 @@ def test_ndjson_has_every_value_and_its_scale(name: str):
                 assert str(read) == str(value)
 
 
-def test_ndjson_has_numbers_for_decimals_and_null_for_what_is_missing():
+def test_ndjson_has_numbers_for_decimals_and_null_for_missing_values():
     first, *_, last = to_ndjson(awkward()).splitlines()
     assert b'"fees_result":0.1,' in first
     assert b'"exchange_rate":1.0000,' in first
@@ -231,7 +231,7 @@ def test_figure_that_parquet_cannot_hold_is_an_error_and_not_rounded(figures):
         to_parquet(awkward(figures))
 
 
-def test_parquet_holds_as_much_as_it_can():
+def test_parquet_holds_its_maximum_precision():
     import polars
 
     figures = ("9" * 34 + ".9999", "-" + "9" * 34 + ".9999", "0.0001")
@@ -262,7 +262,7 @@ def exact(value: object) -> object:
     return Decimal(repr(value)) if isinstance(value, float) else value
 
 
-def test_every_figure_of_a_workbook_is_a_number_and_what_it_cannot_hold_stands_beside_it_as_text():
+def test_every_figure_of_a_workbook_is_a_number_and_longer_ones_are_also_text():
     table = awkward((*AWKWARD, LONG))
     rows = xlsx_rows(to_xlsx([table], created=CREATED), "sources")
     cells, exact = ([row[name] for row in rows] for name in ("fees_result", "fees_result_exact"))
@@ -277,14 +277,14 @@ def test_every_figure_of_a_workbook_is_a_number_and_what_it_cannot_hold_stands_b
     assert [cell.comment is not None for cell in cells] == [False] * 3 + [True] * 2 + [False] * 3 + [True, False]
     assert cells[3].comment is not None
     assert cells[3].comment.text == (
-        "A spreadsheet keeps 15 digits. Exactly: 1234567890123.4567, as in the column fees_result_exact."
+        "Spreadsheets store 15 digits. Exactly: 1234567890123.4567, as in the column fees_result_exact."
     )
     assert [cell.number_format for cell in cells[:3]] == ["#,##0.0", "#,##0.00000", "#,##0.0000"]
     assert rows[0]["clicks"].number_format == "#,##0"
     assert rows[0]["brand_id"].number_format == "0"
 
 
-def test_a_workbook_has_exact_columns_only_where_they_are_needed_and_behind_the_others():
+def test_a_workbook_has_exact_columns_only_where_needed_and_at_the_end():
     head = list(xlsx_rows(to_xlsx([awkward()], created=CREATED), "sources")[0])
     names = [one.name for one in awkward().columns]
     assert head == [*names, "fees_result_exact", "fees_total_exact"]
@@ -292,7 +292,7 @@ def test_a_workbook_has_exact_columns_only_where_they_are_needed_and_behind_the_
 
 
 def test_a_spreadsheet_adds_up_the_figures_of_a_column():
-    """A cell of text counts nothing in a SUM, without a word."""
+    """SUM silently ignores text cells."""
     figures = ("1234567890123.4567", "99999999999999.9999", "0.0001", "-1234567890123.4567")
     data = to_xlsx([awkward(figures)], created=CREATED)
     head, *_ = sheets(data)["sources"].iter_rows(values_only=True)
@@ -307,7 +307,7 @@ def test_a_spreadsheet_adds_up_the_figures_of_a_column():
     assert sum(float(value) for _, _, value in cells[1:]) == pytest.approx(1e14, rel=1e-14)
 
 
-def test_number_of_a_long_id_is_text():
+def test_long_id_is_text_in_a_workbook():
     table = source_table([fetched(report(brand(entry(), number=2**62)))])
     (row,) = xlsx_rows(to_xlsx([table], created=CREATED), "sources")
     assert row["brand_id"].value == str(2**62)
@@ -325,7 +325,7 @@ def test_names_in_a_workbook_are_neither_formulas_nor_links():
         assert b"<f>" not in archive.read("xl/worksheets/sheet1.xml")
 
 
-def test_head_of_a_sheet_stays_in_sight():
+def test_header_of_a_sheet_is_frozen():
     sheet = sheets(to_xlsx(tables(), created=CREATED))["sources"]
     assert sheet.freeze_panes == "A2"
     assert sheet.auto_filter.ref is not None
@@ -340,14 +340,14 @@ def test_workbook_is_made_without_temporary_files(monkeypatch):
     assert to_xlsx(tables(), created=CREATED)
 
 
-def test_text_that_is_longer_than_a_cell_is_an_error_and_not_cut():
+def test_text_longer_than_a_cell_is_an_error_and_not_truncated():
     with pytest.raises(ReportError, match="a value of source_name does not fit into a sheet of a workbook"):
         to_xlsx([source_table([fetched(report(brand(entry(name="x" * 32_768))))])], created=CREATED)
 
 
-def test_table_that_is_longer_than_a_sheet_is_an_error_and_not_cut():
+def test_table_longer_than_a_sheet_is_an_error_and_not_truncated():
     table = FlatTable("long", (Column("number", "integer"),), [(1,)] * 2**20)
-    with pytest.raises(ReportError, match="a sheet has 1,048,576 lines at most, long has 1,048,576 rows"):
+    with pytest.raises(ReportError, match="a sheet can have at most 1,048,576 rows, long has 1,048,576 rows"):
         to_xlsx([table], created=CREATED)
 
 
@@ -361,7 +361,7 @@ def test_table_that_is_longer_than_a_sheet_is_an_error_and_not_cut():
         ("xlsxwriter", lambda: to_xlsx(tables(), created=CREATED), "a workbook needs xlsxwriter"),
     ],
 )
-def test_package_that_is_not_installed_is_named_with_the_way_to_it(package, write, form, monkeypatch):
+def test_missing_package_is_named_with_the_command_to_install_it(package, write, form, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ReportError) as raised:
         write()
@@ -382,7 +382,7 @@ def test_file_is_written_for_its_owner_only(tmp_path: Path):
     assert os.listdir(tmp_path) == ["report.csv"]
 
 
-def test_file_that_could_not_be_completed_leaves_what_was_there(tmp_path: Path, monkeypatch):
+def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch):
     path = tmp_path / "report.csv"
     path.write_bytes(b"before")
     seen = []
@@ -399,7 +399,7 @@ def test_file_that_could_not_be_completed_leaves_what_was_there(tmp_path: Path, 
     assert os.listdir(tmp_path) == ["report.csv"]
 
 
-def test_file_in_a_place_that_is_not_there_is_an_error(tmp_path: Path):
+def test_file_in_a_missing_folder_is_an_error(tmp_path: Path):
     with pytest.raises(ShipperError, match="No such file or directory"):
         write(b"", tmp_path / "absent" / "report.csv")
     (tmp_path / "folder").mkdir()

@@ -1,4 +1,4 @@
-"""Ranges of days and how they are split; where the report of one lies."""
+"""Date ranges, their splitting, and the path of a report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shipper.model.errors import ReportError
 from shipper.report.client import report_path
-from shipper.report.ranges import DateRange, check_order, period_of, split_range
+from shipper.report.ranges import DateRange, check_order, parse_period, split_range
 from tests.cases import each
 
 JAN_1, JAN_31 = date(2026, 1, 1), date(2026, 1, 31)
@@ -41,7 +41,7 @@ def test_range_is_split(start, end, split, parts):
     assert [str(part) for part in made] == parts
 
 
-def test_range_is_split_at_the_ends_of_months_unless_told_otherwise():
+def test_range_is_split_at_the_ends_of_months_by_default():
     assert split_range(JAN_1, date(2026, 2, 28)) == [
         DateRange(JAN_1, JAN_31),
         DateRange(date(2026, 2, 1), date(2026, 2, 28)),
@@ -86,11 +86,11 @@ def test_path_names_account_and_days():
     ],
 )
 def test_period_is_read(word, found):
-    assert str(period_of(word, date(2026, 3, 1))) == found
+    assert str(parse_period(word, date(2026, 3, 1))) == found
 
 
 @each(
     "word", ["", "2026", "2026-13", "0000-01", "2026-02-29", "last-week", "10.2026", "2026-1\N{ARABIC-INDIC DIGIT ONE}"]
 )
-def test_what_is_no_period_is_none(word):
-    assert period_of(word, date(2026, 3, 1)) is None
+def test_invalid_period_is_none(word):
+    assert parse_period(word, date(2026, 3, 1)) is None

@@ -1,4 +1,4 @@
-"""What the renderings of the report share: flat rows, metrics, what may be added, how things are written."""
+"""The common parts of all report formats: flat rows, metrics, possible sums, and number formats."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from shipper.model import wire
+from shipper.report.formatting import clean, currency, label_of, moment, number, period, short_figure, short_period
 from shipper.report.metrics import (
     ACTIVE,
     BALANCE,
@@ -16,14 +17,13 @@ from shipper.report.metrics import (
     FEES,
     METRICS,
     NEW_CUSTOMERS,
-    NOTHING,
+    NO_FIGURE,
     REGISTRATIONS,
     RETURNING_CUSTOMERS,
-    added,
-    at_most,
+    sum_of,
+    upper_bound,
 )
 from shipper.report.rows import FlatTable, account_table, are_disjoint, by_account, lines_of, lines_over, source_table
-from shipper.report.wording import at_a_glance, clean, currency, moment, named, number, period, short_period
 from tests.cases import each
 from tests.report_documents import FETCHED_AT, brand, entry, fetched, months, pair, report
 
@@ -39,32 +39,9 @@ def records(table: FlatTable) -> list[dict[str, object]]:
 # Rows
 
 
-def test_columns_are_these_and_in_this_order():
-    (table,) = [source_table([])]
-    assert [column.name for column in table.columns] == [
-        *("account_id", "account_name", "operator_name", "period_start", "period_end", "reporting_time", "fetched_at"),
-        *("check_sum", "account_currency", "brand_id", "brand_name", "source_id", "source_name", "source_currency"),
-        *("exchange_rate", "clicks"),
-        *("registrations_result", "registrations_adjustment", "registrations_total"),
-        *("qualified_conversions_result", "qualified_conversions_adjustment", "qualified_conversions_total"),
-        *("active_customers_result", "active_customers_adjustment", "active_customers_total"),
-        *("new_depositing_customers_result", "new_depositing_customers_adjustment", "new_depositing_customers_total"),
-        "returning_depositing_customers_result",
-        "returning_depositing_customers_adjustment",
-        "returning_depositing_customers_total",
-        *("new_deposits_result", "new_deposits_adjustment", "new_deposits_total"),
-        *("returning_deposits_result", "returning_deposits_adjustment", "returning_deposits_total"),
-        *("net_revenue_result", "net_revenue_adjustment", "net_revenue_total"),
-        *("rev_share_result", "rev_share_adjustment", "rev_share_total"),
-        *("cpa_revenue_result", "cpa_revenue_adjustment", "cpa_revenue_total"),
-        *("fees_result", "fees_adjustment", "fees_total"),
-        "outgoing_balance",
-    ]
-
-
-def test_row_has_what_the_document_has():
+def test_row_has_the_fields_of_the_document_in_this_order():
     (row,) = records(source_table([fetched(report(brand(entry())))]))
-    assert row == {
+    expected = {
         "account_id": 1001,
         "account_name": "Example Affiliate",
         "operator_name": "Example Operator",
@@ -94,6 +71,7 @@ def test_row_has_what_the_document_has():
         **figures("fees", "-41.4100", "1.0000", "-40.4100"),
         "outgoing_balance": Decimal("478.5900"),
     }
+    assert list(row.items()) == list(expected.items())
     assert str(row["fees_total"]) == "-40.4100"
 
 
@@ -127,12 +105,12 @@ def test_every_metric_is_found_in_a_full_document(metric):
     assert len({other.figure(entry()).result for other in METRICS}) == len(METRICS)
 
 
-def test_groups_of_metrics_stand_together():
+def test_groups_of_metrics_are_contiguous():
     groups = [group for group, _ in groupby(metric.group for metric in METRICS)]
     assert len(groups) == len(set(groups))
 
 
-def test_what_is_missing_is_none_and_not_zero():
+def test_missing_figure_is_none_and_not_zero():
     holes = entry(conversions=None, fees=wire.AmountPair(None, None), net_revenue=None, outgoing_balance=None)
     (row,) = records(source_table([fetched(report(brand(holes)))]))
     missing = {name for name, value in row.items() if value is None}
@@ -155,7 +133,7 @@ def test_totals_are_exact_beyond_the_digits_of_the_default_context():
     long, short = "123456789012345678901234567890.1234", "0.000000000000000000000000000001"
     (row,) = records(source_table([fetched(report(brand(entry(fees=pair(long, short)))))]))
     assert str(row["fees_total"]) == "123456789012345678901234567890.123400000000000000000000000001"
-    sum_ = added(FEES, [entry(fees=pair(long)), entry(fees=pair(short))])
+    sum_ = sum_of(FEES, [entry(fees=pair(long)), entry(fees=pair(short))])
     assert str(sum_.result) == "123456789012345678901234567890.123400000000000000000000000001"
 
 
@@ -165,41 +143,41 @@ def test_totals_are_exact_beyond_the_digits_of_the_default_context():
 @each("metric", ADDITIVE)
 def test_flows_are_added(metric):
     one = metric.figure(entry())
-    assert added(metric, [entry(), entry(), entry()]) == wire.AmountPair(3 * one.result, 3 * one.adjustment)
+    assert sum_of(metric, [entry(), entry(), entry()]) == wire.AmountPair(3 * one.result, 3 * one.adjustment)
 
 
 def test_customers_and_balances_have_no_sum():
     assert set(OTHERS) == {ACTIVE, NEW_CUSTOMERS, RETURNING_CUSTOMERS, BALANCE}
-    assert [added(metric, [entry(), entry()]) for metric in OTHERS] == [NOTHING] * 4
+    assert [sum_of(metric, [entry(), entry()]) for metric in OTHERS] == [NO_FIGURE] * 4
 
 
 @each("metric", METRICS)
 def test_one_entry_is_its_own_sum(metric):
-    assert added(metric, [entry()]) == metric.figure(entry())
+    assert sum_of(metric, [entry()]) == metric.figure(entry())
 
 
 @pytest.mark.parametrize("other", [{"reporting_currency": "Krona"}, {"exchange_rate": Decimal("1.0001")}])
 def test_money_is_added_in_one_currency_and_rate_only(other):
     both = [entry(), entry(**other)]
-    assert [added(metric, both) for metric in MONEY] == [NOTHING] * len(MONEY)
-    assert added(REGISTRATIONS, both).result == 866
+    assert [sum_of(metric, both) for metric in MONEY] == [NO_FIGURE] * len(MONEY)
+    assert sum_of(REGISTRATIONS, both).result == 866
 
 
 def test_scale_of_the_rate_does_not_matter():
-    assert added(FEES, [entry(), entry(exchange_rate=Decimal(1))]) != NOTHING
+    assert sum_of(FEES, [entry(), entry(exchange_rate=Decimal(1))]) != NO_FIGURE
 
 
-def test_sum_that_would_lack_a_figure_is_missing():
-    assert added(FEES, [entry(), entry(fees=None)]) == NOTHING
-    assert added(CLICKS, [entry(conversions=None), entry()]).total is None
-    assert added(FEES, [entry(), entry(fees=wire.AmountPair(Decimal(1), None))]).adjustment is None
-    assert added(FEES, []) == NOTHING
+def test_sum_with_a_missing_figure_is_missing():
+    assert sum_of(FEES, [entry(), entry(fees=None)]) == NO_FIGURE
+    assert sum_of(CLICKS, [entry(conversions=None), entry()]).total is None
+    assert sum_of(FEES, [entry(), entry(fees=wire.AmountPair(Decimal(1), None))]).adjustment is None
+    assert sum_of(FEES, []) == NO_FIGURE
 
 
 def test_bound_of_customers_is_their_sum():
-    assert at_most(NEW_CUSTOMERS, [entry(), entry()]) == 60
-    assert at_most(NEW_CUSTOMERS, [entry(), entry(deposits=None)]) is None
-    assert at_most(NEW_CUSTOMERS, []) is None
+    assert upper_bound(NEW_CUSTOMERS, [entry(), entry()]) == 60
+    assert upper_bound(NEW_CUSTOMERS, [entry(), entry(deposits=None)]) is None
+    assert upper_bound(NEW_CUSTOMERS, []) is None
 
 
 @each(
@@ -214,18 +192,18 @@ def test_bound_of_customers_is_their_sum():
         ([("01", "31")], True),
     ],
 )
-def test_periods_that_overlap_are_told_from_others(days, disjoint):
+def test_overlapping_periods_are_detected(days, disjoint):
     periods = [fetched(report(start=f"2026-01-{start}", end=f"2026-01-{end}")) for start, end in days]
     assert are_disjoint(periods) == disjoint
 
 
-def test_same_period_twice_overlaps_also_if_it_has_no_length():
+def test_equal_periods_overlap_even_if_they_are_empty():
     instant = wire.ReportingPeriod("2026-01-01T00:00:00", "2026-01-01T00:00:00")
     once = fetched(replace(report(), reporting_period=instant))
     assert not are_disjoint([once, once])
 
 
-def test_accounts_stay_apart_and_their_periods_ascend():
+def test_accounts_are_separate_and_their_periods_ascend():
     documents = [
         report(account=2, start="2026-02-01", end="2026-02-28"),
         report(account=1),
@@ -244,7 +222,7 @@ def test_brand_of_several_sources_and_account_of_several_brands_have_totals():
     assert [line.kind for line in lines_of(report(brand(entry()), brand(number=12)))] == ["source"]
 
 
-def test_lines_over_periods_bring_each_source_once_with_its_latest_name():
+def test_lines_over_periods_contain_each_source_once_with_its_latest_name():
     early = report(brand(entry(2, name="old"), number=12), brand(entry(5)))
     late = report(brand(entry(2, name="new"), entry(1), number=12), start="2026-02-01", end="2026-02-28")
     lines = lines_over([fetched(early), fetched(late)])
@@ -266,7 +244,7 @@ def test_totals_of_lines_are_those_of_the_documents():
         for brand in item.report.brands
         for source in brand.marketing_sources
     )
-    assert added(CLICKS, account.entries).total == clicks > 0
+    assert sum_of(CLICKS, account.entries).total == clicks > 0
 
 
 # How it is written
@@ -288,7 +266,7 @@ def test_totals_of_lines_are_those_of_the_documents():
         ("9999-12-01T00:00:00", "9999-12-31T00:00:00", "December 9999", "Dec 9999"),
     ],
 )
-def test_periods_are_written_for_a_reader(start, end, full, short):
+def test_periods_are_formatted_for_readers(start, end, full, short):
     stated = wire.ReportingPeriod(start, end)
     assert period(stated).replace("\N{EN DASH}", "-") == full
     assert short_period(stated).replace("\N{EN DASH}", "-") == (start if short is None else short)
@@ -305,24 +283,25 @@ def test_periods_are_written_for_a_reader(start, end, full, short):
         ("", ""),
     ],
 )
-def test_moments_are_written_for_a_reader(text, shown):
+def test_times_are_formatted_for_readers(text, shown):
     assert moment(text) == shown
 
 
-def test_names_lose_what_would_be_obeyed():
+def test_control_characters_of_names_are_escaped():
     assert clean("a\x1b[2J\u202eb\x00") == r"a\x1b[2J\u202eb\x00"
     assert clean("non\u00a0breaking\nline") == "non breaking line"
     assert clean("\N{FAMILY}\u200d\u200cx") == "\N{FAMILY}\u200d\u200cx"
     assert clean(None) == ""
-    assert named(7, "") == "7"
+    assert label_of(7, "") == "7"
 
 
-def test_figures_are_written_for_a_reader():
+def test_figures_are_formatted_for_readers():
     assert number(Decimal("12.0000")) == "12"
     assert number(Decimal("12.5")) == "12.5"
-    assert at_a_glance(FEES, Decimal("-0.0001")) == "0.00"
+    assert short_figure(FEES, Decimal("-0.0001")) == "0.00"
     assert (
-        at_a_glance(FEES, Decimal("123456789012345678901234567890.125")) == "123,456,789,012,345,678,901,234,567,890.12"
+        short_figure(FEES, Decimal("123456789012345678901234567890.125"))
+        == "123,456,789,012,345,678,901,234,567,890.12"
     )
     assert currency("Krona", Decimal("1.0000")) == "Krona"
     assert currency("Krona", Decimal("0.0870")) == "Krona (rate 0.0870)"

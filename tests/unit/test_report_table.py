@@ -1,4 +1,4 @@
-"""The terminal table: several periods and accounts, currencies, and what is missing."""
+"""The terminal table: figures, totals, several periods and accounts, currencies, and missing values."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 from rich.console import Console
 
-from shipper.report.rows import Fetched
+from shipper.report.rows import ReportVersion
 from shipper.report.table import render_tables
 from tests.report_documents import brand, entry, fetched, hostile, months, pair, report
 
 FEBRUARY = {"start": "2026-02-01", "end": "2026-02-28"}
 
 
-def rendered(*documents: Fetched, width: int = 240) -> str:
+def rendered(*documents: ReportVersion, width: int = 240) -> str:
     out = io.StringIO()
     render_tables(documents, Console(file=out, width=width, color_system=None))
     return out.getvalue()
@@ -29,15 +29,20 @@ def line_with(text: str, word: str) -> list[str]:
     return line.split()
 
 
-def test_every_metric_has_a_column():
+def test_head_and_every_metric_are_shown_and_adjustments_beside_their_results():
     text = rendered(fetched(report(brand(entry()))))
+    for fact in ("1001  Example Affiliate", "Example Operator", "Euro (EUR)", "2026-01-01T00:00:00", "Opening balance"):
+        assert fact in text
     assert line_with(text, "50121") == [
         *("11", "Harbour", "Lights", "50121", "Source", "50121", "5,000", "433", "32", "31", "34", "36"),
         *("1,035.5000", "1,037.1234", "1,038.0000", "339.0000", "140.0000", "-41.4100", "478.5900"),
     ]
+    for adjustment in ("adj -3", "adj -0.2500", "adj +40.0000"):
+        assert adjustment in text
+    assert "total" not in text, "of one source"
 
 
-def test_account_of_several_brands_has_a_total_and_its_adjustments():
+def test_account_of_several_brands_has_a_total_without_customers_and_balances():
     text = rendered(fetched(report(brand(entry(1)), brand(entry(2), number=12))))
     assert line_with(text, "all brands")[2:] == [
         *("10,000", "866", "64", "2,071.0000", "2,074.2468", "2,076.0000", "678.0000", "280.0000", "-82.8200")
@@ -46,7 +51,7 @@ def test_account_of_several_brands_has_a_total_and_its_adjustments():
     assert "adj -16.0000" in text
 
 
-def test_periods_ascend_and_end_with_what_may_be_added():
+def test_periods_ascend_and_end_with_the_possible_totals():
     late, early = fetched(report(brand(entry()), **FEBRUARY)), fetched(report(brand(entry())))
     text = rendered(late, early)
     assert re.findall(r"Period +(\S+)", text) == ["2026-01-01T00:00:00", "2026-02-01T00:00:00"]
@@ -55,12 +60,12 @@ def test_periods_ascend_and_end_with_what_may_be_added():
     assert line_with(over, "50121")[6:] == [
         *("10,000", "866", "64", "2,071.0000", "2,074.2468", "2,076.0000", "678.0000", "280.0000", "-82.8200")
     ]
-    assert "Customers are counted anew in each period and not added over them." in over
+    assert "Customers are counted per period and not added up." in over
 
 
 def test_nothing_is_added_over_periods_that_overlap():
     text = rendered(fetched(report(brand(entry()))), fetched(report(brand(entry()), start="2026-01-31")))
-    assert "The periods overlap, so nothing is added over them." in text
+    assert "The periods overlap, so their figures are not added up." in text
     assert "10,000" not in text
 
 
@@ -73,7 +78,7 @@ def test_money_of_months_in_different_currencies_is_not_added(source_currency: s
     assert "339.0000" in head
     assert line_with(over, "50121")[-3:] == ["10,000", "866", "64"]
     assert "678.0000" not in over
-    assert "The periods are in several currencies, so money is not added over them." in over
+    assert "The periods have different currencies, so amounts are not added up." in over
     same = rendered(fetched(euro), fetched(replace(krona, reporting_currency="EUR")))
     assert "678.0000" in same.split("all 2 periods")[1]
 
@@ -84,28 +89,28 @@ def test_accounts_follow_each_other_and_are_not_added():
     assert "10,000" not in text
 
 
-def test_restated_period_and_time_of_fetching_are_told():
+def test_restated_period_and_time_of_fetching_are_shown():
     text = rendered(fetched(report(brand(entry())), is_restated=True))
     assert "Restated" in text
     assert re.search("Fetched at +2026-02-02T08:15:00Z", text)
-    plain = rendered(Fetched(report(brand(entry()))))
+    plain = rendered(ReportVersion(report(brand(entry()))))
     assert "Restated" not in plain
     assert "Fetched" not in plain
 
 
-def test_currency_and_rate_are_named_where_they_are_not_simply_the_accounts():
+def test_currency_and_rate_are_named_if_they_differ_from_the_account():
     krona = entry(2, reporting_currency="Krona", exchange_rate=Decimal("0.0870"))
     text = rendered(fetched(report(brand(entry(1), krona))))
     assert "Krona (rate 0.0870)" in text
-    assert line_with(text, "total") == ["total", "10,000", "866", "64"]
+    assert line_with(text, "total") == ["total", "10,000", "866", "64"], "money of two currencies is not added"
     assert "Krona" not in rendered(fetched(report(brand(entry()))))
     assert line_with(rendered(fetched(report(brand(krona, krona)))), "total")[1:5] == [
         *("Krona", "(rate", "0.0870)", "10,000")
     ]
 
 
-def test_what_is_missing_is_empty():
-    holes = entry(conversions=None, fees=None, outgoing_balance=None)
+def test_missing_figure_is_empty_and_an_adjustment_of_zero_is_not_shown():
+    holes = entry(conversions=None, fees=None, outgoing_balance=None, active_customers=pair("31", "0"))
     document = replace(report(brand(holes, entry(2))), opening_balance=None, outgoing_balance=None)
     text = rendered(fetched(document))
     assert line_with(text, "Source 50121")[6:] == [
@@ -113,23 +118,25 @@ def test_what_is_missing_is_empty():
     ]
     assert line_with(text, "total")[1:] == ["2,071.0000", "2,074.2468", "2,076.0000", "678.0000", "280.0000"]
     assert "None" not in text
+    assert "adj 0" not in text
+    half = fetched(report(brand(entry(fees=replace(pair("1", "-0.2500"), result=None)))))
+    assert line_with(rendered(half), "50121")[-3:] == ["adj", "-0.2500", "478.5900"]
+    assert "No brand has figures in this period." in rendered(fetched(report()))
 
 
-def test_adjustment_without_a_result_is_shown():
-    half = pair("1", "-0.2500")
-    text = rendered(fetched(report(brand(entry(fees=replace(half, result=None))))))
-    assert line_with(text, "50121")[-3:] == ["adj", "-0.2500", "478.5900"]
-
-
-@pytest.mark.parametrize("width", [60, 100, 160])
-def test_several_periods_fit_any_width_without_a_cut(width):
-    text = rendered(*months(2), width=width)
+@pytest.mark.parametrize("width", [60, 80, 120, 160])
+def test_figures_are_not_truncated_at_any_width(width: int):
+    long = fetched(report(brand(entry(net_revenue=pair("123456789012.3456", "-98765.4321"))), start="2025-01-01"))
+    text = rendered(*months(2), long, width=width)
     assert max(map(cell_len, text.splitlines())) <= width
     assert "…" not in text
+    assert "123,456,789,012.3456" in text
+    assert "adj -98,765.4321" in text
 
 
-def test_names_from_outside_do_nothing():
+def test_foreign_names_contain_neither_markup_nor_control_sequences():
     text = rendered(fetched(hostile()), width=400)
     assert "\x1b" not in text
+    assert r"esc\x1b[2Jape" in text
     assert "\N{RIGHT-TO-LEFT OVERRIDE}" not in text
     assert "[red]bracket[/]" in text

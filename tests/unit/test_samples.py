@@ -1,4 +1,4 @@
-"""Sample events: valid, exactly as msgspec writes them, the same for the same seed."""
+"""Sample events are valid, formatted like msgspec, and reproducible by seed."""
 
 from __future__ import annotations
 
@@ -63,10 +63,9 @@ def test_consumers_are_unique(seed):
     assert len(consumers) == 1000
 
 
-def test_addresses_are_set_aside_for_examples():
-    networks = [ipaddress.ip_network(f"{prefix}.0/24") for prefix in ("192.0.2", "198.51.100", "203.0.113")]
-    seen = {next(n for n in networks if ipaddress.ip_address(event.IP) in n) for event in sample()}
-    assert seen == set(networks)
+def test_addresses_are_set_aside_for_benchmarks():
+    network = ipaddress.ip_network("198.18.0.0/15")
+    assert all(ipaddress.ip_address(event.IP) in network for event in sample())
 
 
 def test_tags_carry_known_marketing_sources():
@@ -107,7 +106,7 @@ def test_lines_have_about_the_size_of_real_ones():
     assert 300 <= sum(map(len, lines)) / len(lines) <= 400
 
 
-def test_none_asked_none_given():
+def test_zero_records_can_be_requested():
     assert list(sample_lines(0, end=END)) == []
 
 
@@ -115,6 +114,6 @@ def test_none_asked_none_given():
     "wrong",
     [{"end": datetime(2026, 1, 1)}, {"end": END, "days": 0}, {"end": END, "count": -1}],
 )
-def test_callers_bugs_are_found_at_once(wrong):
+def test_invalid_arguments_raise_at_once(wrong):
     with pytest.raises(AssertionError):
         sample_lines(wrong.pop("count", 1), **wrong)

@@ -1,4 +1,4 @@
-"""Secrets that a command prints: run without a shell, limited in time and size, and never shown."""
+"""Secrets from commands: run without a shell, limited in time and size, and never shown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def script(text: str) -> SecretReference:
 
 
 async def refused(secret: Secret) -> str:
-    """Fetch what cannot be had; returns the words, which show nothing of the secret."""
+    """Fetch an unavailable secret; return the message, which must not show the secret."""
     with pytest.raises(ConfigError) as caught:
         await fetch_secret(secret, key="intake.token")
     assert caught.value.key == "intake.token"
@@ -46,8 +46,8 @@ async def test_a_secret_of_every_form_can_be_fetched(monkeypatch: pytest.MonkeyP
     assert await fetch_secret(command("printf", "from command\r\n"), key="k") == "from command"
 
 
-async def test_a_byte_order_mark_before_a_secret_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Editors and shells of Windows write one at the beginning of what they save."""
+async def test_a_byte_order_mark_before_a_secret_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Windows editors and shells write one at the start of files."""
     file = tmp_path / "secret"
     file.touch(0o600)
     file.write_text("from file\r\n", "utf-8-sig")
@@ -55,11 +55,11 @@ async def test_a_byte_order_mark_before_a_secret_is_no_part_of_it(monkeypatch: p
     assert await fetch_secret(command("cat", str(file)), key="k") == "from file"
 
 
-async def test_the_arguments_are_passed_as_they_are_written_and_no_shell_reads_them():
+async def test_the_arguments_are_passed_unchanged_and_without_a_shell():
     assert await fetch_secret(command("echo", "$HOME;*", "a  b"), key="k") == "$HOME;* a  b"
 
 
-async def test_a_command_cannot_wait_for_our_input(monkeypatch: pytest.MonkeyPatch):
+async def test_a_command_has_no_standard_input(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(secrets, "COMMAND_LIMIT_S", 5)
     reading, writing = os.pipe()
     saved = os.dup(0)
@@ -72,7 +72,7 @@ async def test_a_command_cannot_wait_for_our_input(monkeypatch: pytest.MonkeyPat
             os.close(descriptor)
 
 
-async def test_a_command_may_complain_at_any_length(monkeypatch: pytest.MonkeyPatch):
+async def test_a_command_may_write_any_amount_to_stderr(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(secrets, "COMMAND_LIMIT_S", 5)
     assert await fetch_secret(script("yes no | head -c 1000000 >&2; echo end"), key="k") == "end"
 
@@ -91,14 +91,14 @@ async def test_a_command_may_complain_at_any_length(monkeypatch: pytest.MonkeyPa
         (command("echo", f"{CANARY}\0"), "cannot run 'echo': ValueError"),
     ],
 )
-async def test_a_command_that_yields_no_secret_says_why_and_shows_nothing(secret: Secret, says: str):
+async def test_an_error_of_a_command_has_the_reason_and_shows_no_output(secret: Secret, says: str):
     assert says in await refused(secret)
 
 
-async def test_a_credential_outside_of_its_unit_says_how_to_run_a_command_within_one(
+async def test_an_error_for_a_credential_outside_its_unit_tells_how_to_run_a_command_within_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    """The tool of systemd fails with the exit code 1, and nothing else is known of it."""
+    """The tool of systemd fails with exit code 1 and no other information."""
     program = tmp_path / "systemd-creds"
     program.write_text("#!/bin/sh\nexit 1\n")
     program.chmod(0o700)
@@ -121,7 +121,7 @@ async def test_a_credential_outside_of_its_unit_says_how_to_run_a_command_within
     assert words.endswith("failed with exit code 1; the unit needs LoadCredential=intake-key")
 
 
-async def test_a_command_that_hangs_is_ended_with_all_that_it_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+async def test_a_hung_command_is_killed_with_its_children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(secrets, "COMMAND_LIMIT_S", 0.5)
     fifo = tmp_path / "fifo"
     # Both the shell and its child hold the pipe open for writing: its end tells that both are gone.
@@ -132,9 +132,7 @@ async def test_a_command_that_hangs_is_ended_with_all_that_it_started(monkeypatc
 
 
 @pytest.mark.parametrize("output", [">/dev/null", ""], ids=["without the output", "with the output open"])
-async def test_what_a_command_leaves_behind_is_ended_with_it(
-    output: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+async def test_processes_left_by_a_command_are_killed(output: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Also after the command itself has ended, so that its process id is nobody's any more."""
     monkeypatch.setattr(secrets, "COMMAND_LIMIT_S", 0.5)
     fifo = tmp_path / "fifo"
@@ -148,7 +146,7 @@ async def test_what_a_command_leaves_behind_is_ended_with_it(
             await anyio.sleep(0.01)
 
 
-async def test_a_command_is_given_a_small_environment_and_none_of_the_secrets(monkeypatch: pytest.MonkeyPatch):
+async def test_a_command_gets_a_minimal_environment_without_secrets(monkeypatch: pytest.MonkeyPatch):
     kept = {"HOME": "/h", "LANG": "C", "LC_TIME": "C", "TZ": "UTC", "TMPDIR": "/t", "CREDENTIALS_DIRECTORY": "/c"}
     for name, value in kept.items():
         monkeypatch.setenv(name, value)
@@ -163,7 +161,7 @@ async def test_a_command_is_given_a_small_environment_and_none_of_the_secrets(mo
 
 
 def _has_writer(fifo: Path) -> bool:
-    """Return whether any process holds a pipe, to which nothing is written, open for writing."""
+    """Return whether any process has a pipe open for writing."""
     descriptor = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     try:
         return os.read(descriptor, 1) != b""  # nothing, if its end was reached
@@ -174,7 +172,7 @@ def _has_writer(fifo: Path) -> bool:
 
 
 @pytest.mark.parametrize("is_started", [False, True], ids=["while it starts", "while it runs"])
-async def test_a_cancelled_command_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_started: bool):
+async def test_a_cancelled_command_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_started: bool):
     fifo = tmp_path / "fifo"
     runs = anyio.Event()
     open_process = anyio.open_process
@@ -201,7 +199,7 @@ async def test_a_cancelled_command_is_ended(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_a_missing_program_is_found_without_running_anything(tmp_path: Path):
     program = tmp_path / "program"
-    with pytest.raises(ConfigError, match=r"intake\.token: program '.*/program' cannot be found or run"):
+    with pytest.raises(ConfigError, match=r"intake\.token: program '.*/program' cannot be found or executed"):
         check_secret(command(str(program)), key="intake.token")
     program.write_text("#!/bin/sh\nexit 1\n")
     program.chmod(0o700)
@@ -212,11 +210,11 @@ def test_a_missing_program_is_found_without_running_anything(tmp_path: Path):
 
 @pytest.mark.parametrize("words", [[], [""], ["", "x"]])
 def test_a_command_without_a_program_is_refused(words: list[str]):
-    with pytest.raises(ValueError, match="command is a program and its arguments"):
+    with pytest.raises(ValueError, match="command must be a program and its arguments"):
         decode_secret({"command": words})
 
 
-async def test_a_secret_for_a_body_may_hold_any_letters():
+async def test_a_secret_for_a_body_may_contain_any_characters():
     password = "pässwörd €"
     assert await fetch_secret(LiteralSecret(password), key="k", is_for_header=False) == password
     assert await fetch_secret(command("echo", password), key="k", is_for_header=False) == password

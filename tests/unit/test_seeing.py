@@ -1,4 +1,4 @@
-"""What can be seen of a shipper: the board, the log's limits, what systemd is told, and the metrics."""
+"""Observability: charts, log limits, systemd notifications, and metrics."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import os
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
-from shipper.delivery.sender import BUCKETS, Latencies
+from shipper.delivery.sender import DeliveryCounts
 from shipper.model.errors import StateError
-from shipper.pipeline.stages import _quantile as quantile
+from shipper.pipeline.observer import _quantile as quantile
 from shipper.status.admin.metrics import Metrics
-from shipper.status.board import Board
-from shipper.status.live import Live, Pause
-from shipper.status.live_file import LIVE_FILE, LiveFile, read_live
+from shipper.status.live import LIVE_FILE, Board, Live, LiveFile, Pause, read_live
 from shipper.status.logs import configure_logs, set_level, take_left_out
 from shipper.status.overview import Overview
 from shipper.status.pauses import ADVICE
 from shipper.status.systemd import Notifier
+from tests.cases import each
 
 
 class Clock:
-    """A clock that is set by hand."""
+    """A manual clock."""
 
     def __init__(self, now: float = 100.0) -> None:
         self.now = now
@@ -39,18 +39,21 @@ def live(**fields: object) -> Live:
     return Live(**{**usual, **fields})  # type: ignore[arg-type]
 
 
+ENCODED = msgspec.json.encode(live())
+
+
 # The board --------------------------------------------------------------------------------------------------------
 
 
-def test_the_charts_hold_half_an_hour_in_steps_of_two_seconds():
+def test_the_charts_cover_half_an_hour_in_steps_of_two_seconds():
     board = Board()
     for second in range(4000):
         board.publish(live(at=1000.0 + second, requests={"202": 5 if second < 3000 else 6}, latency_p50_seconds=0.25))
-    moments = board.moments(0)
-    assert len(moments) == 900
-    assert [each.at for each in moments][-2:] == [4996.0, 4998.0]
-    assert [each.at for each in board.moments(4994.0)] == [4996.0, 4998.0]
-    answered = [each for each in moments if each.latency_p50_seconds is not None]
+    points = board.points(0)
+    assert len(points) == 900
+    assert [each.at for each in points][-2:] == [4996.0, 4998.0]
+    assert [each.at for each in board.points(4994.0)] == [4996.0, 4998.0]
+    answered = [each for each in points if each.latency_p50_seconds is not None]
     assert [each.at for each in answered] == [4000.0], "where no answer came there is no latency"
 
 
@@ -58,7 +61,7 @@ def test_a_clock_that_is_set_back_does_not_stop_the_charts():
     board = Board()
     for at in (1000.0, 1002.0, 500.0, 502.0):
         board.publish(live(at=at))
-    assert [each.at for each in board.moments(0)] == [1000.0, 1002.0, 500.0, 502.0]
+    assert [each.at for each in board.points(0)] == [1000.0, 1002.0, 500.0, 502.0]
 
 
 # The log ----------------------------------------------------------------------------------------------------------
@@ -66,7 +69,7 @@ def test_a_clock_that_is_set_back_does_not_stop_the_charts():
 
 @pytest.fixture
 def clock(capsys: pytest.CaptureFixture[str]):
-    """Real logs, with a clock set by hand."""
+    """Real logs, with a manual clock."""
     before = structlog.get_config()
     clock = Clock()
     take_left_out()
@@ -81,7 +84,7 @@ def written(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
-def test_repeats_are_left_out_and_counted(clock: Clock, capsys: pytest.CaptureFixture[str]):
+def test_repeated_log_lines_are_suppressed_and_counted(clock: Clock, capsys: pytest.CaptureFixture[str]):
     log = structlog.get_logger()
     for number in range(1000):
         log.warning("repeated_here", number=number)
@@ -140,40 +143,40 @@ def messages(listener: socket.socket) -> list[list[str]]:
             return received
 
 
-def test_systemd_is_told_of_readiness_life_reload_and_stop(manager: tuple[Path, socket.socket]):
+def test_systemd_is_notified_of_readiness_liveness_reload_and_stop(manager: tuple[Path, socket.socket]):
     path, listener = manager
     clock = Clock()
     notifier = Notifier({"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "30000000"}, now=clock)
-    notifier.note(live(phase="starting"))
+    notifier.notify(live(phase="starting"))
     assert messages(listener) == [["WATCHDOG=1", "STATUS=Starting. 0 accepted, 0 dead-lettered, 0 B behind."]]
-    notifier.note(live(accepted=1234))
-    words = "Everything that was written until 00:00:02Z is delivered. 1,234 accepted, 0 dead-lettered, 0 B behind."
+    notifier.notify(live(accepted=1234))
+    words = "Everything written until 00:00:02Z is delivered. 1,234 accepted, 0 dead-lettered, 0 B behind."
     assert messages(listener) == [["WATCHDOG=1", "READY=1", f"STATUS={words}"]]
-    notifier.note(live())
+    notifier.notify(live())
     assert messages(listener) == [["WATCHDOG=1"]]
-    notifier.note_reload()
+    notifier.begin_reload()
     assert messages(listener) == [["RELOADING=1", f"MONOTONIC_USEC={int(clock.now * 1e6)}"]]
-    notifier.note(live())
+    notifier.notify(live())
     assert messages(listener) == [["WATCHDOG=1"]], "it is not over yet"
-    notifier.note_reloaded()
-    notifier.note(live())
+    notifier.end_reload()
+    notifier.notify(live())
     assert "READY=1" in messages(listener)[0]
     clock.now += 10
-    notifier.note(live(pauses=[Pause("forbidden", "no", "ask", 1.0)], lag_bytes=5000))
-    waiting = "0 records and 5 kB wait. Delivery goes on by itself once the cause is gone"
+    notifier.notify(live(pauses=[Pause("forbidden", "no", "ask", 1.0)], lag_bytes=5000))
+    waiting = "0 records and 5 kB wait. Delivery resumes automatically once the cause is gone"
     counts = "0 accepted, 0 dead-lettered, 5 kB behind"
     assert messages(listener) == [["WATCHDOG=1", f"STATUS=Paused: forbidden. {waiting}. {counts}."]]
-    notifier.note(live(phase="draining"))
+    notifier.notify(live(phase="draining"))
     assert "STOPPING=1" in messages(listener)[0]
-    notifier.note(live(phase="stopped"))
+    notifier.notify(live(phase="stopped"))
     assert messages(listener) == [["WATCHDOG=1"]], "it is told once"
 
 
-def test_a_socket_that_is_gone_or_was_never_there_harms_nobody(tmp_path: Path):
+def test_a_missing_notify_socket_is_ignored(tmp_path: Path):
     for environ in ({}, {"NOTIFY_SOCKET": str(tmp_path / "gone")}, {"NOTIFY_SOCKET": "@gone"}):
         notifier = Notifier(environ, now=Clock())
-        notifier.note(live())
-        notifier.note_reload()
+        notifier.notify(live())
+        notifier.begin_reload()
 
 
 # Metrics ----------------------------------------------------------------------------------------------------------
@@ -196,10 +199,10 @@ def values(snapshot: Live) -> dict[str, float]:
     }
 
 
-def test_metrics_say_what_the_snapshot_says():
-    latencies = Latencies()
+def test_metrics_have_the_values_of_the_snapshot():
+    counts = DeliveryCounts()
     for seconds in (0.004, 0.005, 0.0051, 70.0):
-        latencies.note(seconds)
+        counts.note_request("202", seconds)
     found = values(
         live(
             read=100,
@@ -210,8 +213,8 @@ def test_metrics_say_what_the_snapshot_says():
             dead_letters={"ip": 3, "country": 1},
             requests={"202": 9, "none": 1},
             retries={"unavailable": 1},
-            latency_counts=latencies.counts,
-            latency_total_seconds=latencies.total_s,
+            latency_counts=counts.latency_counts,
+            latency_total_seconds=counts.latency_total_s,
             pauses=[Pause("forbidden", "", "", 1.0)],
             token_expires_at=5000.0,
         )
@@ -241,60 +244,76 @@ def test_metrics_say_what_the_snapshot_says():
     assert found["process_resident_memory_bytes"] > 0
 
 
-def test_before_the_first_snapshot_there_are_metrics_of_the_process_alone():
+def test_before_the_first_snapshot_there_are_only_process_metrics():
     text = Metrics(lambda: None, unreadable).render().decode()
     assert "process_cpu_seconds_total" in text
     assert "shipper_" not in text
 
 
-def test_a_quantile_of_few_is_one_of_them():
-    assert quantile([], 0.5) is None
+def test_a_quantile_of_few_values_is_one_of_them():
     assert quantile([1.0], 0.95) == 1.0
     assert quantile([1.0, 2.0, 3.0, 4.0], 0.5) == 3.0
-    assert len(Latencies().counts) == len(BUCKETS) + 1
 
 
 # The snapshot on disk ---------------------------------------------------------------------------------------------
 
 
 def test_a_snapshot_is_read_as_it_was_written_and_only_by_its_owner(tmp_path: Path):
-    assert read_live(tmp_path) is None
     snapshot = live(pauses=[Pause("tls", "m", "a", 3.0, 4.0)], requests={"202": 1})
     file = LiveFile(tmp_path)
-    for each in (live(), snapshot):
-        file.note(each)
+    for published in (live(), snapshot):
+        file.update(published)
         file.write()
     assert read_live(tmp_path) == snapshot
     assert (tmp_path / LIVE_FILE).stat().st_mode & 0o777 == 0o600
     assert os.listdir(tmp_path) == [LIVE_FILE]
 
 
-def test_a_snapshot_that_says_nothing_new_is_written_every_half_minute_only(tmp_path: Path):
+def test_an_unchanged_snapshot_is_written_only_every_half_minute(tmp_path: Path):
     file = LiveFile(tmp_path)
     for at in range(100, 200):
-        file.note(live(at=at))
+        file.update(live(at=at))
         file.write()
         written = read_live(tmp_path)
         assert written is not None
         assert written.at == at - (at - 100) % 30
 
 
-def test_a_disk_without_room_for_a_snapshot_harms_nobody(tmp_path: Path):
+def test_a_full_disk_for_the_snapshot_is_ignored(tmp_path: Path):
     file = LiveFile(tmp_path / "gone")
-    file.note(live())
+    file.update(live())
     file.write()
     (tmp_path / "gone").mkdir()
     file.write()
     assert read_live(tmp_path / "gone") == live()
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"version": 5}', b"\xff", b"[" * 100_000])
-def test_a_snapshot_that_cannot_be_understood_is_none(tmp_path: Path, data: bytes):
-    (tmp_path / LIVE_FILE).write_bytes(data)
+def test_a_snapshot_is_read_with_fields_of_a_later_version(tmp_path: Path):
+    (tmp_path / LIVE_FILE).write_bytes(msgspec.json.encode({**msgspec.to_builtins(live()), "mood": {"of": ["later"]}}))
+    assert read_live(tmp_path) == live()
+
+
+@each(
+    "content",
+    [
+        *(b"", b"{", b"[]", b"[1]", b'{"version":"1"}', b'{"version": 5}', b"\xff\xfe", b"\0" * 100),
+        *(b"[" * 100_000, b'{"mood":' + b"[" * 100_000),
+        *(ENCODED[:50], ENCODED[:-1], b" " * (2 << 20) + ENCODED),
+        msgspec.json.encode({**msgspec.to_builtins(live()), "phase": "dreaming"}),
+    ],
+)
+def test_a_snapshot_that_cannot_be_decoded_is_none(tmp_path: Path, content: bytes):
+    (tmp_path / LIVE_FILE).write_bytes(content)
     assert read_live(tmp_path) is None
 
 
-def test_the_docs_tell_what_to_do_about_every_pause():
+def test_a_missing_or_unreadable_snapshot_is_none(tmp_path: Path):
+    assert read_live(tmp_path) is None
+    (tmp_path / LIVE_FILE).mkdir()
+    assert read_live(tmp_path) is None
+
+
+def test_the_docs_have_advice_for_every_pause():
     page = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
     section = page.partition("\n## Pauses\n")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]

@@ -1,4 +1,4 @@
-"""What lies beside the files that patterns name, and since when it counts."""
+"""Siblings of matched files, and since when they count."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def folder(tmp_path: Path) -> Path:
         (SINCE - 99, {"a.log.1": True, "a.log.2": True, "a.log.bak": False}),  # the clock was put back
     ],
 )
-def test_what_was_written_since_the_name_is_followed_is_found(folder: Path, now_s: float, expected: dict[str, bool]):
-    patterns = Patterns([str(folder / "a.log")], own_directory=folder / "state")
-    found = Siblings(patterns).find([str(folder / "a.log")], {patterns.include[0]: SINCE}, now_s)
-    assert {each.found.path.name: each.is_generation for each in found} == expected
-    assert Siblings(patterns).find([], {}, now_s) == [], "nothing is followed yet"
+def test_files_written_since_their_pattern_is_followed_are_found(folder: Path, now_s: float, expected: dict[str, bool]):
+    patterns = Patterns([str(folder / "a.log")], state_directory=folder / "state")
+    generations, unknown = Siblings(patterns).find([str(folder / "a.log")], {patterns.include[0]: SINCE}, now_s)
+    assert {each.path.name: each in generations for each in (*generations, *unknown)} == expected
+    assert Siblings(patterns).find([], {}, now_s) == ([], []), "nothing is followed yet"
 
 
-def test_a_pattern_names_a_path_as_it_finds_files(folder: Path):
+def test_a_pattern_matches_the_paths_it_finds(folder: Path):
     (folder / "deep" / "er").mkdir(parents=True)
     for name in ("deep/b.log", "deep/er/c.log", ".hidden.log", "deep/er/d.txt"):
         (folder / name).touch()
     every = [path for path in folder.rglob("*") if path.is_file()]
     for pattern in ("*.log", "**/*.log", "deep/*", "deep/**", "a.log", "[ab].log*", "*/er/?.log", "deep"):
-        patterns = Patterns([str(folder / pattern)], own_directory=folder / "state")
+        patterns = Patterns([str(folder / pattern)], state_directory=folder / "state")
         found = {each.name for each in patterns.find()}
-        assert {str(path) for path in every if patterns.naming(str(path))} >= found, pattern
+        assert {str(path) for path in every if patterns.matching(str(path))} >= found, pattern
         if pattern != "deep":
-            assert {str(path) for path in every if patterns.naming(str(path))} == found, pattern
+            assert {str(path) for path in every if patterns.matching(str(path))} == found, pattern

@@ -1,4 +1,4 @@
-"""`shipper status` for people: the sentence at the top, the figures, the table of inputs, the line for logs."""
+"""`shipper status` for people: the first sentence, figures, inputs, the one-line form, and --until."""
 
 from __future__ import annotations
 
@@ -7,11 +7,22 @@ from typing import Any
 
 import msgspec
 import pytest
+import typer
 from msgspec.structs import replace
 from rich.console import Console
 
-from shipper.cli.status.rendering import compact, figures, headline, remains, report, stream_lines, stream_table
-from shipper.cli.status.watching import view
+from shipper.cli.common import parse_time
+from shipper.cli.status import view
+from shipper.cli.status.text import (
+    answer_until,
+    figures,
+    headline,
+    one_line,
+    report,
+    storage_lines,
+    stream_lines,
+    stream_table,
+)
 from shipper.model.units import iso, moment, size, span
 from shipper.status.live import Live, Pause
 from shipper.status.overview import Overview, SpoolState, StreamState, UnreachableInput
@@ -47,64 +58,56 @@ def look(*streams: StreamState, process_id: int | None = 7, says: Live | None = 
     return Snapshot(at=NOW, process_id=process_id, live=says, state=overview)
 
 
-def test_where_all_is_well_the_first_sentence_says_until_when_everything_is_delivered():
+def test_without_problems_the_first_sentence_says_until_when_everything_is_delivered():
     assert headline(look(stream(1), stream(2), says=live())) == [
-        "running since 12:00:00Z (run, process 7); everything that was written until 14:00:00Z is delivered"
+        "running since 12:00:00Z (run, process 7); everything written until 14:00:00Z is delivered"
     ]
     (line,) = headline(look(stream(1), stream(2, 5), says=live()))
-    assert line.endswith("everything that was written until 13:59:00Z is delivered")
+    assert line.endswith("everything written until 13:59:00Z is delivered")
 
 
-def test_records_that_were_refused_are_excepted_in_the_first_sentence_and_its_colour():
+def test_refused_records_change_the_first_sentence_and_its_colour():
     def drawn_in(seen: Snapshot) -> str:
         return str(view(seen, 80, 24).renderables[0].style)
 
     for count, words in ((1, "1 dead letter"), (1200, "1,200 dead letters")):
         refused = look(stream(1), says=live(), dead_letters={"ip": count})
         (line,) = headline(refused)
-        assert line.endswith(f"; everything that was written until 14:00:00Z is delivered, but for {words}")
+        assert line.endswith(f"; everything written until 14:00:00Z is delivered, except {words}")
         assert drawn_in(refused) == "yellow"
     gone = look(stream(1), says=live(), dead_letters={"ip": 1}, unreachable_bytes=5)
-    assert headline(gone)[0].endswith("but for 5 B that were gone before they were read and 1 dead letter")
+    assert headline(gone)[0].endswith("except 5 B that were gone before they were read and 1 dead letter")
     assert drawn_in(look(stream(1), says=live())) == "green"
     assert drawn_in(look(stream(1), says=live(pauses=[FORBIDDEN]), dead_letters={"ip": 1})) == "red"
 
 
-OPEN = live(lag_bytes=10)
-
-
-def test_a_last_line_that_has_no_end_is_told_as_what_it_is():
-    (line,) = headline(look(stream(1, 10), says=OPEN))
-    assert line.endswith("; everything up to the last whole line is delivered; 10 B are a line that has no end yet")
-    (line,) = headline(look(stream(1, 10), says=OPEN, dead_letters={"ip": 2}))
-    assert line.endswith("is delivered, but for 2 dead letters; 10 B are a line that has no end yet")
-
-
 @each(
-    "changes",
+    ("changes", "open_bytes"),
     [
-        {"pending": 1},
-        {"settled_bytes_per_second": 1.0},
-        {"oldest_unsettled_seconds": 0.0},
-        {"pauses": [FORBIDDEN]},
-        {"phase": "draining"},
-        {"started_at": NOW - 9},
-        {"lag_bytes": 9},
-        {"lag_bytes": 11},
+        ({}, 10),
+        ({"pending": 1}, 0),
+        ({"settled_bytes_per_second": 1.0}, 0),
+        ({"oldest_unsettled_seconds": 0.0}, 0),
+        ({"pauses": [FORBIDDEN]}, 0),
+        ({"phase": "draining"}, 0),
+        ({"started_at": NOW - 9}, 0),
+        ({"lag_bytes": 9}, 0),
+        ({"lag_bytes": 11}, 0),
     ],
 )
-def test_what_waits_for_another_reason_is_not_taken_for_a_line_without_an_end(changes: dict[str, Any]):
-    assert "whole line" not in "".join(headline(look(stream(1, 10), says=replace(OPEN, **changes))))
+def test_other_waiting_data_is_not_reported_as_an_incomplete_line(changes: dict[str, Any], open_bytes: int):
+    says = live(**{"lag_bytes": 10, **changes})
+    assert look(stream(1, 10), says=says).open_line_bytes == open_bytes
     for others in ({"process_id": None}, {"unreachable_bytes": 1}):
-        assert "whole line" not in "".join(headline(look(stream(1, 10), says=OPEN, **others)))
+        assert look(stream(1, 10), says=says, **others).open_line_bytes == 0
 
 
-def test_which_shipper_it_is_and_what_became_of_its_settings_is_told():
+def test_the_process_and_its_reloaded_settings_are_described():
     says = live(destination="https://intake.example", reload_error="[log] level: no", restart_needed=["a.b", "c.d"])
     lines = report(look(stream(), says=says), Path("/state"))
     assert lines[lines.index("") + 1] == "state: /state; ships to: https://intake.example"
-    assert "The settings could not be read again, and stay as they were: [log] level: no." in lines
-    assert "Settings that changed, and take effect at the next start: a.b, c.d." in lines
+    assert "The settings could not be reloaded, and are unchanged: [log] level: no." in lines
+    assert "Changed settings that take effect at the next start: a.b, c.d." in lines
     assert not any("ettings" in line for line in report(look(stream(), says=live()), Path("/state")))
     assert not any("ettings" in line for line in report(look(stream(), process_id=None, says=says), Path("/state")))
 
@@ -118,7 +121,7 @@ def test_a_report_has_paragraphs():
 def test_a_pause_comes_first_with_what_to_do_about_it():
     lines = headline(look(stream(1, 5), says=live(pauses=[FORBIDDEN])))
     assert lines[:2] == [
-        "paused since 13:58:20Z (forbidden): HTTP 403: no; tried again at 14:00:20Z",
+        "paused since 13:58:20Z (forbidden): HTTP 403: no; next attempt at 14:00:20Z",
         "  what to do: have it checked",
     ]
     assert lines[2].startswith("running since 12:00:00Z")
@@ -131,68 +134,66 @@ def test_a_pause_comes_first_with_what_to_do_about_it():
         (live(phase="stopped", outcome="drained", at=NOW - 3 * 3600), "the last one (run) ended 3 h ago: drained"),
         (live(phase="stopped", outcome="finished", at=NOW - 5), "ended 5 s ago: finished: the input was read to its"),
         (live(phase="stopped", outcome="of tomorrow"), "ended 0 s ago: of tomorrow"),
-        (live(at=NOW - 600), "(run, process 7) was killed: it was last heard of 10 min ago"),
+        (live(at=NOW - 600), "(run, process 7) was killed: its last report was 10 min ago"),
     ],
 )
-def test_of_a_shipper_that_does_not_run_its_end_is_told(says: Live | None, words: str):
+def test_the_end_of_a_stopped_shipper_is_described(says: Live | None, words: str):
     (line,) = headline(look(stream(), process_id=None, says=says))
     assert line.startswith("no shipper is running")
     assert words in line
 
 
-def test_what_a_shipper_that_has_ended_paused_for_is_still_told():
+def test_the_pause_of_an_ended_shipper_is_still_shown():
     says = live(phase="stopped", outcome="gave_up", pauses=[FORBIDDEN])
     lines = headline(look(stream(1, 5), process_id=None, says=says))
     assert lines[1:] == [
-        "at its end it was paused since 13:58:20Z (forbidden): HTTP 403: no",
+        "at its end: paused since 13:58:20Z (forbidden): HTTP 403: no",
         "  what to do: have it checked",
     ]
 
 
-def test_what_another_process_says_is_not_taken_for_that_of_the_one_that_runs():
+def test_a_snapshot_of_another_process_is_ignored():
     seen = look(stream(1, 500), process_id=8, says=live(settled_bytes_per_second=10.0, pauses=[FORBIDDEN]))
     (line,) = headline(seen)
-    assert line.startswith("process 8 is running, and has not reported yet")
+    assert line.startswith("process 8 is running, but has not reported yet")
     assert seen.bytes_per_second == 0
     assert "rate" not in "".join(figures(seen))
 
 
-def test_files_that_were_named_and_not_read_yet_are_not_taken_for_delivered():
+def test_unread_named_files_are_not_reported_as_delivered():
     for process_id in (7, None):
         seen = look(stream(), process_id=process_id, says=live(command="backfill", total_bytes=500))
-        assert "not all files are read to the end" in "".join(headline(seen))
+        assert "not all files have been read to the end" in "".join(headline(seen))
         assert seen.delivered_until is None
     assert look(stream(), says=live(total_bytes=500, input_ended=True)).delivered_until == NOW
 
 
-def test_bytes_that_are_lost_hold_the_sentence_back_no_more_but_are_named_in_it():
+def test_lost_bytes_do_not_delay_delivery_but_are_named():
     gone = UnreachableInput(2, "/log/2", 300, NOW - 50)
     seen = look(stream(1), stream(2, 300), says=live(), unreachable=[gone], unreachable_bytes=300)
     (line,) = headline(seen)
-    assert line.endswith("until 14:00:00Z is delivered, but for 300 B that were gone before they were read")
+    assert line.endswith("until 14:00:00Z is delivered, except 300 B that were gone before they were read")
     assert seen.delivered_until == NOW - 60
-    assert remains(seen)[-2:] == [
+    assert storage_lines(seen)[-2:] == [
         "unreachable: 300 B of 1 input, gone before they were read",
         "  /log/2: 300 B, noticed 2026-10-20T13:59:10Z",
     ]
     assert stream_table(seen.state.behind, seen, limit=9)[1].endswith("/log/2 (gone before it was read)")
 
 
-def test_without_a_state_or_an_input_it_says_so():
-    empty = Snapshot(at=NOW)
-    assert headline(empty) == ["no shipper is running; there is no state yet"]
-    assert report(empty, Path("/state")) == [*headline(empty), "", "state: /state"]
-    assert headline(look(read=0)) == ["process 7 is running, and has not reported yet; nothing was read yet"]
+def test_unknown_or_missing_delivery_is_reported():
+    assert headline(Snapshot(at=NOW)) == ["no shipper is running; nothing has been read yet"]
+    assert headline(look(read=0)) == ["process 7 is running, but has not reported yet; nothing has been read yet"]
     (line,) = headline(look(stream(1, 5, delivered_until=None), says=live()))
-    assert line.endswith("1 input is not delivered to the end, and it is not known until when")
+    assert line.endswith("1 input is delivered only up to an unknown time")
     spool = SpoolState(1, 5000, 1200, None)
     (line,) = headline(look(spool=spool, says=live()))
-    assert line.endswith("standard input is not delivered to the end, and it is not known until when")
+    assert line.endswith("standard input is delivered only up to an unknown time")
     (line,) = headline(look(stream(1, 5, delivered_until=None), spool=spool, says=live()))
-    assert line.endswith("1 input and standard input are not delivered to the end, and it is not known until when")
+    assert line.endswith("1 input and standard input are delivered only up to an unknown time")
 
 
-def test_the_accounts_hold_with_what_is_pending_in_the_process():
+def test_the_totals_add_up_with_records_pending_in_the_process():
     assert figures(look())[0] == "records: 10 read = 7 accepted + 2 dead-lettered + 1 duplicate"
     assert figures(look(purged=1))[0] == "records: 10 read = 7 accepted + 2 dead-lettered (1 purged) + 1 duplicate"
     assert figures(look(says=live(pending=3)))[0].endswith(
@@ -201,7 +202,7 @@ def test_the_accounts_hold_with_what_is_pending_in_the_process():
     assert "pending" not in figures(look(process_id=None, says=live(pending=3)))[0]
 
 
-def test_the_rate_is_that_of_the_process_that_runs():
+def test_the_rate_is_that_of_the_running_process():
     says = live(
         accepted_per_second=1234.4,
         in_flight=3,
@@ -225,11 +226,11 @@ def test_the_rate_is_that_of_the_process_that_runs():
         ({"certificate_expires_at": NOW + 6 * 86_400 + 5}, "certificate: expires in 6 days, 2026-10-26T14:00:05Z"),
     ],
 )
-def test_an_expiry_is_told_when_it_is_near_or_past(fields: dict[str, float], line: str | None):
+def test_a_near_or_past_expiry_is_shown(fields: dict[str, float], line: str | None):
     assert figures(look(says=live(**fields)))[2:] == ([line] if line else [])
 
 
-def test_inputs_are_listed_with_how_long_they_take_as_they_take_turns():
+def test_inputs_are_listed_with_estimates_that_consider_their_turns():
     seen = look(stream(1), stream(2, 100), stream(3, 700), says=live(settled_bytes_per_second=2.0))
     assert stream_lines(seen, limit=20) == [
         "inputs: 3 known, 2 behind: 800 B to go, 6 min at 2 B/s",
@@ -240,7 +241,7 @@ def test_inputs_are_listed_with_how_long_they_take_as_they_take_turns():
     ]
 
 
-def test_there_is_no_time_to_tell_while_it_is_paused_or_stands_still():
+def test_there_is_no_estimate_while_paused_or_without_progress():
     for says in (live(settled_bytes_per_second=2.0, pauses=[FORBIDDEN]), live()):
         lines = stream_lines(look(stream(2, 100), says=says), limit=20)
         assert lines[0] == "inputs: 1 known, 1 behind: 100 B to go"
@@ -255,52 +256,54 @@ def test_beyond_the_limit_inputs_are_counted():
     assert len(stream_lines(seen, limit=None)) == 27
 
 
-def test_what_is_not_known_of_an_input_is_not_made_up():
+def test_unknown_values_of_an_input_are_not_invented():
     archive = stream(3, 0, compression="gzip", delivered_until=None)
     new = stream(0, 1000, path="/log/new", delivered_until=None)
     rows = stream_table([new, archive], look(new, archive, says=live(settled_bytes_per_second=1.0)), limit=9)
     assert rows[1].split()[:2] == ["not", "known"]
-    assert rows[1].endswith("/log/new (not looked at yet)")
+    assert rows[1].endswith("/log/new (not examined yet)")
     assert "1 kB of ?" in rows[2]
     assert rows[2].endswith("?       -       -  /log/3 (gzip)")
 
 
-def test_nothing_that_a_terminal_would_obey_is_written():
+def test_no_control_sequence_is_written():
     evil = "/log/\x1b[2J\nx"
     says = live(command="\x1b", pauses=[Pause("\x1b", "\x1b\n", "\x1b", NOW)])
     gone = UnreachableInput(1, evil, 5, NOW)
     seen = look(stream(path=evil), says=says, unreachable=[gone], unreachable_bytes=5, dead_letters={"\x1b": 1})
-    text = "\n".join([*report(seen, Path(evil)), compact(seen)])
+    text = "\n".join([*report(seen, Path(evil)), one_line(seen)])
     assert "\x1b" not in text
     assert text.count("\\x1b[2J x") == 3
 
 
-def test_the_spool_and_the_dead_letters_are_told_with_the_command_to_look():
+def test_the_spool_and_the_dead_letters_are_shown_with_the_command_to_inspect_them():
     spool = SpoolState(2, 5000, 1200, NOW - 60)
     seen = look(spool=spool, dead_letters={"ip": 1200, "country": 3}, says=live(settled_bytes_per_second=100.0))
-    kept = "dead letters: 1,203 kept (ip 1,200, country 3); look at them with: shipper dead-letters list"
-    assert remains(seen) == [
+    kept = "dead letters: 1,203 kept (ip 1,200, country 3); list them with: shipper dead-letters list"
+    assert storage_lines(seen) == [
         "spool: 2 segments, 5 kB, 1.2 kB to go, 12 s at 100 B/s, delivered until 13:59:00Z",
         kept,
     ]
-    assert remains(seen, " --config 'a b'")[1] == f"{kept} --config 'a b'"
-    assert remains(look(spool=replace(spool, segments=1)))[0].startswith("spool: 1 segment, ")
-    assert remains(look()) == ["dead letters: 0 kept"], "there is no spool"
+    assert storage_lines(seen, " --config 'a b'")[1] == f"{kept} --config 'a b'"
+    assert storage_lines(look(spool=replace(spool, segments=1)))[0].startswith("spool: 1 segment, ")
+    assert storage_lines(look()) == ["dead letters: 0 kept"], "there is no spool"
 
 
-def test_a_line_for_a_log_holds_what_matters():
+def test_the_one_line_status_has_the_key_figures():
     says = live(accepted_per_second=5.0, pending=4, lag_bytes=900, settled_bytes_per_second=9.0)
-    assert compact(look(stream(1, 100), says=says, dead_letters={"ip": 2})) == (
-        "2026-10-20T14:00:00Z running since 12:00:00Z (run, process 7); everything that was written until 13:59:00Z is "
-        "delivered, but for 2 dead letters; Delivering, 900 B behind, about 100 s to go; 5 records/s accepted, "
+    assert one_line(look(stream(1, 100), says=says, dead_letters={"ip": 2})) == (
+        "2026-10-20T14:00:00Z running since 12:00:00Z (run, process 7); everything written until 13:59:00Z is "
+        "delivered, except 2 dead letters; Delivering, 900 B behind, about 100 s to go; 5 records/s accepted, "
         "0 of 0 requests in flight; 4 pending; "
         "900 B to go, 100 s at 9 B/s; 2 dead letters kept"
     )
-    paused = compact(look(stream(1, 100), says=live(pauses=[FORBIDDEN])))
+    paused = one_line(look(stream(1, 100), says=live(pauses=[FORBIDDEN])))
     assert "paused since 13:58:20Z (forbidden): HTTP 403: no" in paused
     assert "what to do: have it checked" in paused
     assert "\n" not in paused
-    assert compact(Snapshot(at=NOW)).startswith("2026-10-20T14:00:00Z no shipper is running; there is no state yet")
+    assert one_line(Snapshot(at=NOW)).startswith(
+        "2026-10-20T14:00:00Z no shipper is running; nothing has been read yet"
+    )
 
 
 def drawn(seen: Snapshot, width: int, height: int) -> list[str]:
@@ -311,7 +314,7 @@ def drawn(seen: Snapshot, width: int, height: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 40), (200, 15)])
-def test_what_is_drawn_fills_a_terminal_and_fits_it(width: int, height: int):
+def test_the_display_fills_and_fits_a_terminal(width: int, height: int):
     seen = look(*(stream(n, n, path=f"/log/{n:03}-" + "x" * 300) for n in range(1, 100)), says=live(pauses=[FORBIDDEN]))
     lines = drawn(seen, width, height)
     assert len(lines) < height
@@ -344,7 +347,7 @@ def test_a_length_of_time_has_one_unit(seconds: float, words: str):
     assert span(seconds) == words
 
 
-def test_a_moment_names_its_day_unless_that_is_today():
+def test_a_time_includes_its_day_unless_that_is_today():
     assert moment(NOW - 3600, NOW) == "13:00:00Z"
     assert moment(NOW - 86_400, NOW) == "2026-10-19T14:00:00Z"
     assert iso(NOW + 0.999) == "2026-10-20T14:00:00Z", "no later than it was"
@@ -352,10 +355,105 @@ def test_a_moment_names_its_day_unless_that_is_today():
         assert iso(absurd) == moment(absurd, NOW) == "at no time"
 
 
-def test_nobody_is_hurt_by_a_snapshot_that_says_absurd_things():
+def test_a_snapshot_with_absurd_values_is_shown():
     says = live(at=-1e300, started_at=1e300, lag_bytes=-5, settled_bytes_per_second=1e-300, token_expires_at=-1e300)
     for process_id in (7, None):
         seen = look(stream(1, 5), process_id=process_id, says=says)
         assert report(seen, Path("/state"))
-        assert compact(seen)
+        assert one_line(seen)
     assert msgspec.json.encode(says)
+
+
+# --until ------------------------------------------------------------------------------------------------------------
+
+
+@each(
+    ("text", "seconds"),
+    [
+        ("now", NOW),
+        ("2026-10-20T14:00:00Z", NOW),
+        ("2026-10-20T16:00+02:00", NOW),
+        ("2026-10-20 14:00", NOW),
+        ("2026-10-20T14:00:00.5Z", NOW + 0.5),
+        ("2026-10-19", NOW - 14 * 3600),
+        ("2026-10-20", NOW + 10 * 3600),
+    ],
+)
+def test_a_time_is_read_as_utc_and_a_date_as_its_end(text: str, seconds: float):
+    assert parse_time(text, is_end=True, now=NOW) == seconds
+
+
+@each("text", ["", "14:00", "yesterday", "2026-13-01", "2026-10-20T25:00Z", "9999-12-31", "1e9", "NOW"])
+def test_an_invalid_time_is_refused_with_examples(text: str):
+    with pytest.raises(typer.BadParameter, match="is not a time, such as 2026-11-01T12:30:00Z"):
+        parse_time(text, is_end=True, now=NOW)
+
+
+def test_everything_is_delivered_if_each_input_and_the_spool_is():
+    seen = look(stream(1), stream(2, 100), spool=SpoolState(1, 10, 5, NOW - 30))
+    assert seen.is_delivered(NOW - 60)
+    assert answer_until(seen, NOW - 60) == ["yes: everything written up to 2026-10-20T13:59:00Z is delivered"]
+    refused = look(stream(1), dead_letters={"ip": 2})
+    assert answer_until(refused, NOW) == [
+        "yes: everything written up to 2026-10-20T14:00:00Z is delivered, except 2 dead letters"
+    ]
+    assert not seen.is_delivered(NOW - 59)
+    assert look(stream(1), stream(2)).is_delivered(NOW)
+
+
+@pytest.mark.parametrize("until", [NOW, NOW - 30, NOW - 1e9])
+def test_an_input_of_unknown_state_is_not_delivered(until: float):
+    seen = look(stream(1), stream(2, 100, delivered_until=None))
+    assert not seen.is_delivered(until)
+    assert [each.stream_id for each in seen.late_streams(until)] == [2]
+    assert not look(stream(1), spool=SpoolState(1, 10, 5, None)).is_delivered(until)
+    assert not Snapshot(at=NOW).is_delivered(until)
+    assert not look(read=0).is_delivered(until), "no inputs are known"
+
+
+def test_a_future_time_is_not_delivered_and_no_input_is_blamed():
+    seen = look(stream(1))
+    assert (seen.is_delivered(NOW + 7200), seen.late_streams(NOW + 7200)) == (False, [])
+    assert answer_until(seen, NOW + 7200)[1] == "  that is 2 h in the future; it is now 2026-10-20T14:00:00Z"
+
+
+def test_obstacles_are_listed_with_reason_and_advice():
+    seen = look(
+        stream(1),
+        stream(2, 100),
+        stream(3, 700, delivered_until=None),
+        stream(4, 5, delivered_until=NOW - 1),
+        says=live(pauses=[FORBIDDEN]),
+        spool=SpoolState(1, 10, 7, None),
+    )
+    lines = answer_until(seen, NOW - 30)
+    text = "\n".join(lines)
+    assert lines[0] == "no: cannot confirm that everything written up to 2026-10-20T13:59:30Z is settled"
+    assert "  standard input: 7 B to go" in lines
+    assert "  2 inputs are not settled up to then:" in lines
+    assert [line.rpartition("/log/")[2] for line in lines if "/log/" in line] == ["3", "2"]
+    assert "paused since 13:58:20Z (forbidden): HTTP 403: no" in text
+    assert "what to do: have it checked" in text
+
+
+def test_the_number_of_inputs_named_is_limited_by_default():
+    seen = look(*(stream(n, n) for n in range(1, 31)))
+    few, all_of_them = (answer_until(seen, NOW, limit) for limit in (20, None))
+    assert sum("/log/" in line for line in few) == 20
+    assert "  ... and 10 more" in few
+    assert sum("/log/" in line for line in all_of_them) == 30
+
+
+@pytest.mark.parametrize("process_id", [7, None])
+def test_files_that_a_backfill_has_not_reached_are_obstacles(process_id: int | None):
+    seen = look(stream(), process_id=process_id, says=live(command="backfill", total_bytes=5))
+    assert not seen.is_delivered(NOW - 1e6)
+    assert "not all files have been read to the end" in "\n".join(answer_until(seen, NOW - 1e6))
+
+
+@pytest.mark.parametrize(("until", "is_delivered"), [(NOW - 61, True), (NOW, False)])
+def test_lost_data_is_reported_with_any_answer(until: float, is_delivered: bool):
+    lost: dict[str, Any] = {"unreachable": [UnreachableInput(2, "/log/2", 300, NOW)], "unreachable_bytes": 300}
+    seen = look(stream(1), stream(2, 300), **lost)
+    assert seen.is_delivered(until) is is_delivered
+    assert "unreachable: 300 B of 1 input, gone before they were read" in answer_until(seen, until)

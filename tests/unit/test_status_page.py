@@ -1,4 +1,4 @@
-"""The status page as a document: whole by itself, with a policy that fits, and nothing that makes text into markup."""
+"""The status page: self-contained, with a matching policy, and text never becomes markup."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def policy() -> dict[str, str]:
     return dict(each.split(" ", 1) for each in page.render()[1].split("; "))
 
 
-def test_policy_allows_the_script_and_the_style_of_the_page_and_nothing_else(document: str, policy: dict[str, str]):
+def test_policy_allows_only_the_script_and_the_style_of_the_page(document: str, policy: dict[str, str]):
     for element in ("script", "style"):
         (text,) = re.findall(f"<{element}[^>]*>(.*?)</{element}>", document, re.DOTALL)
         assert len(text) > 1000
@@ -55,7 +55,7 @@ def test_page_has_all_of_its_parts(document: str):
     assert "{style}" not in document
 
 
-def test_page_has_no_address_of_a_network(document: str):
+def test_page_has_no_network_address(document: str):
     assert set(re.findall(r"\w+://[^\"'\s]*", document)) == {"http://www.w3.org/2000/svg"}
     assert not re.search(r"@import|@font-face|url\(|<iframe|<img|<script \w", document)
     assert all(not each.startswith("/") for each in re.findall(r'(?:href|src)="([^"]*)"', document))
@@ -79,19 +79,19 @@ def test_script_and_style_do_not_end_their_element():
     assert not re.search("</|<!--|]]>", SCRIPT + STYLE)
 
 
-def test_page_without_a_script_leads_to_the_same_figures(document: str):
+def test_page_without_scripts_links_to_the_same_figures(document: str):
     (text,) = re.findall("<noscript>(.*?)</noscript>", document, re.DOTALL)
     assert set(re.findall('href="([^"]*)"', text)) == {"status", "metrics"}
 
 
-def test_script_fills_elements_that_are_there():
+def test_script_fills_only_existing_elements():
     wanted = set(re.findall(r'(?:fill|getElementById)\(\s*"([\w-]+)"', SCRIPT))
     assert len(wanted) > 10
     assert wanted <= set(re.findall(r'id="([\w-]+)"', SOURCES["page.html"]))
 
 
 @pytest.mark.parametrize(("name", "kind"), [("live", Live), ("pause", Pause)])
-def test_script_reads_fields_that_there_are(name: str, kind: type[Live | Pause]):
+def test_script_reads_only_existing_fields(name: str, kind: type[Live | Pause]):
     read = set(re.findall(rf"\b{name}\.([a-z]\w*)", SCRIPT))
     assert len(read) >= 5
     assert read <= set(kind.__struct_fields__)
@@ -123,7 +123,7 @@ def luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_colours_can_be_told_from_what_is_behind_them(theme: int):
+def test_colours_have_enough_contrast(theme: int):
     colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", STYLE.split("prefers-color-scheme: dark")[theme]))
     for pairs, least in ((TEXT, 4.5), (SHAPES, 3)):
         for front, back in pairs:

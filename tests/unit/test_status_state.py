@@ -1,4 +1,4 @@
-"""What a state directory says: up to when each input is settled, and the document that is made of it."""
+"""The contents of a state directory: until when each input is settled, and the resulting document."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from shipper.model.records import Checkpoint, Rejection, Stream
-from shipper.sources.register import note_gone
+from shipper.sources.register import mark_gone
 from shipper.state.store import Store
 from shipper.status.document import document
-from shipper.status.live import Live
-from shipper.status.live_file import LIVE_FILE, read_live
-from shipper.status.overview import Overview, Present, SpoolState, StreamState, look_at
+from shipper.status.overview import InputFile, Overview, SpoolState, StreamState, read_overview
 from shipper.status.snapshot import Snapshot
 
 AT = 1000.0
@@ -38,7 +35,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def known(store: Store, path: Path, settled: int, *, stream_id: int = 1, until: float | None = None, **fields: Any):
-    """Save how far an input is settled, as its source would."""
+    """Save up to where an input is settled, like its source."""
     status = path.stat() if path.exists() else None
     usual = {
         "kind": "file",
@@ -61,10 +58,8 @@ def known(store: Store, path: Path, settled: int, *, stream_id: int = 1, until: 
 
 
 def overview(directory: Path, *present: Path) -> Overview:
-    looked = [Present(str(path), path.stat().st_dev, path.stat().st_ino, path.stat().st_size) for path in present]
-    found = look_at(directory, AT, looked)
-    assert found is not None
-    return found
+    looked = [InputFile(str(path), path.stat().st_dev, path.stat().st_ino, path.stat().st_size) for path in present]
+    return read_overview(directory, AT, looked)
 
 
 def only(directory: Path, *present: Path) -> StreamState:
@@ -82,7 +77,7 @@ def test_a_file_that_is_settled_to_its_end_is_delivered_until_now(store: Store, 
 
 
 @pytest.mark.parametrize("until", [3.0, None])
-def test_a_file_that_is_not_is_delivered_until_what_its_source_noted(
+def test_an_unsettled_file_is_delivered_until_its_settled_until(
     store: Store, file: Path, tmp_path: Path, until: float | None
 ):
     known(store, file, 60, until=until)
@@ -93,7 +88,7 @@ def test_a_file_that_is_not_is_delivered_until_what_its_source_noted(
     assert (only(tmp_path).delivered_until, only(tmp_path).lag_bytes) == (5.0, 1)
 
 
-def test_a_file_that_is_gone_is_delivered_as_far_as_is_known_until_it_was_looked_for_in_vain(
+def test_a_missing_file_is_delivered_until_its_settled_until_while_it_is_searched(
     store: Store, file: Path, tmp_path: Path
 ):
     """It may have grown before it went, or live on in an archive."""
@@ -105,12 +100,12 @@ def test_a_file_that_is_gone_is_delivered_as_far_as_is_known_until_it_was_looked
         return {each.stream_id: each.delivered_until for each in overview(tmp_path).streams}
 
     assert by_id() == {1: 4.0, 2: 3.0}
-    note_gone(store.streams, store.streams.known("file"), 5.0)
+    mark_gone(store.streams, store.streams.load("file"), 5.0)
     assert by_id() == {1: AT, 2: 3.0}
 
 
-def test_a_file_that_was_cut_off_is_not_delivered(store: Store, file: Path, tmp_path: Path):
-    """Nor with nothing in it: a copy may hold what was there and was not read."""
+def test_a_truncated_file_is_not_delivered(store: Store, file: Path, tmp_path: Path):
+    """Even if it is empty: a copy may contain unread data."""
     known(store, file, 100, until=3.0)
     file.write_bytes(b"y" * 30)
     assert only(tmp_path) == StreamState(1, str(file), 30, 0, 30, "", 1.0, 3.0)
@@ -118,7 +113,7 @@ def test_a_file_that_was_cut_off_is_not_delivered(store: Store, file: Path, tmp_
     assert only(tmp_path).delivered_until == 3.0
 
 
-def test_a_file_that_no_shipper_has_looked_at_yet_is_not_delivered(store: Store, file: Path, tmp_path: Path):
+def test_an_unknown_file_is_not_delivered(store: Store, file: Path, tmp_path: Path):
     known(store, file, 100)
     new, empty = file.with_name("new"), file.with_name("empty")
     new.write_bytes(b"new")
@@ -129,7 +124,7 @@ def test_a_file_that_no_shipper_has_looked_at_yet_is_not_delivered(store: Store,
     assert overview(tmp_path, file, new).delivered_until is None
 
 
-def test_a_file_that_was_renamed_while_no_shipper_ran_is_followed(store: Store, file: Path, tmp_path: Path):
+def test_a_file_renamed_while_stopped_is_followed(store: Store, file: Path, tmp_path: Path):
     known(store, file, 100, until=3.0)
     renamed = file.rename(file.with_name("a.ndjson.1"))
     renamed.write_bytes(b"x" * 150)
@@ -156,7 +151,7 @@ def test_an_archive_is_delivered_only_if_its_end_was_reached(
     assert only(tmp_path, file).delivered_until == (AT if is_whole else None)
 
 
-def test_the_stream_with_most_to_go_comes_first(store: Store, tmp_path: Path):
+def test_the_stream_with_most_pending_bytes_comes_first(store: Store, tmp_path: Path):
     for number, settled in enumerate((100, 20, 70, 100), 1):
         known(store, tmp_path / str(number), settled, stream_id=number, is_gone=True)
     found = overview(tmp_path)
@@ -176,13 +171,13 @@ def spooled(directory: Path, number: int, size: int, written_at: float) -> Path:
     return path
 
 
-def test_a_spool_that_is_settled_is_delivered_until_now(store: Store, tmp_path: Path):
+def test_a_settled_spool_is_delivered_until_now(store: Store, tmp_path: Path):
     assert overview(tmp_path).spool == SpoolState(0, 0, 0, AT)
     known(store, spooled(tmp_path, 1, 10, 1.0), 10, kind="spool")
     assert overview(tmp_path).spool == SpoolState(1, 10, 0, AT)
 
 
-def test_what_was_read_before_the_first_segment_that_is_not_settled_is_delivered(store: Store, tmp_path: Path):
+def test_data_before_the_first_unsettled_segment_is_delivered(store: Store, tmp_path: Path):
     known(store, spooled(tmp_path, 1, 10, 50.0), 10, kind="spool", until=4.0)
     spooled(tmp_path, 2, 10, 60.0)
     spooled(tmp_path, 3, 10, 70.0)
@@ -191,7 +186,7 @@ def test_what_was_read_before_the_first_segment_that_is_not_settled_is_delivered
     assert overview(tmp_path).spool == SpoolState(3, 30, 16, 55.0)
 
 
-def test_with_nothing_before_it_nobody_knows(store: Store, tmp_path: Path):
+def test_delivery_is_unknown_without_a_settled_segment(store: Store, tmp_path: Path):
     spooled(tmp_path, 1, 10, 50.0)
     assert overview(tmp_path).spool == SpoolState(1, 10, 10, None)
     assert overview(tmp_path).delivered_until is None
@@ -200,7 +195,7 @@ def test_with_nothing_before_it_nobody_knows(store: Store, tmp_path: Path):
 # The document -----------------------------------------------------------------------------------------------------
 
 
-def test_the_document_is_bounded_and_has_no_words_of_the_service(store: Store, tmp_path: Path):
+def test_the_document_is_bounded_and_quotes_no_answer(store: Store, tmp_path: Path):
     rejections = [
         Rejection(
             start_offset=n, end_offset=n + 1, rule="ip", message=f"m{n}", raw=b"{}", delivery=delivery, status=code
@@ -209,7 +204,7 @@ def test_the_document_is_bounded_and_has_no_words_of_the_service(store: Store, t
     ]
     for number in range(1, 31):
         known(store, tmp_path / str(number), number, stream_id=number, rejections=rejections if number == 1 else [])
-    written = document(Snapshot(at=AT, state=look_at(tmp_path, AT)))
+    written = document(Snapshot(at=AT, state=read_overview(tmp_path, AT)))
     assert written["live"] is None
     state = written["state"]
     assert [each["lag_bytes"] for each in state["streams"]] == list(range(99, 79, -1))
@@ -222,7 +217,7 @@ def test_the_document_is_bounded_and_has_no_words_of_the_service(store: Store, t
         (13, "invalid", "m12"),
     ]
     assert len(newest) == 10
-    everything = document(Snapshot(at=AT, state=look_at(tmp_path, AT)), None)["state"]["streams"]
+    everything = document(Snapshot(at=AT, state=read_overview(tmp_path, AT)), None)["state"]["streams"]
     named = {each["stream_id"]: each["newest_dead_letter"] for each in everything}
     assert named.pop(1) == {name: newest[0][name] for name in ("id", "rule", "last_at")}
     assert set(named.values()) == {None}
@@ -236,43 +231,7 @@ def test_the_document_is_bounded_and_has_no_words_of_the_service(store: Store, t
 
 
 def test_without_a_state_there_is_an_empty_document(tmp_path: Path):
-    assert look_at(tmp_path, AT) is None
+    assert read_overview(tmp_path, AT) == Overview(at=AT, spool=SpoolState(delivered_until=AT))
     state = document(Snapshot(at=AT))["state"]
     assert (state["read"], state["streams"], state["newest_dead_letters"]) == (0, [], [])
     assert list(tmp_path.iterdir()) == []
-
-
-# What a shipper says of itself --------------------------------------------------------------------------------------
-
-LIVE = Live(version="1", process_id=7, command="run", phase="running", started_at=1.0, at=2.0, dead_letters={"ip": 3})
-
-
-def test_what_a_shipper_says_of_itself_is_read_with_fields_of_tomorrow(tmp_path: Path):
-    (tmp_path / LIVE_FILE).write_bytes(msgspec.json.encode({**msgspec.to_builtins(LIVE), "mood": {"of": ["tomorrow"]}}))
-    assert read_live(tmp_path) == LIVE
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        msgspec.json.encode(LIVE)[:50],
-        msgspec.json.encode(LIVE)[:-1],
-        msgspec.json.encode({**msgspec.to_builtins(LIVE), "phase": "dreaming"}),
-        b'{"version":"1"}',
-        b"[1]",
-        b"\xff\xfe",
-        b"\0" * 100,
-        b'{"mood":' + b"[" * 100_000,
-        b" " * (2 << 20) + msgspec.json.encode(LIVE),
-    ],
-)
-def test_what_cannot_be_understood_is_as_good_as_nothing(tmp_path: Path, content: bytes):
-    (tmp_path / LIVE_FILE).write_bytes(content)
-    assert read_live(tmp_path) is None
-
-
-def test_no_file_or_none_that_may_be_read_is_as_good_as_nothing(tmp_path: Path):
-    assert read_live(tmp_path) is None
-    (tmp_path / LIVE_FILE).mkdir()
-    assert read_live(tmp_path) is None

@@ -1,4 +1,4 @@
-"""The state store: one transaction, private files, and no trust in what it did not write."""
+"""The state store: transactions, private files, and no trust in foreign data."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import tempfile
+import warnings
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shipper.model.errors import ConfigError, StateError, StateInUseError
+from shipper.model.errors import ConfigError, StateError, StateInUseError, StateUnwritableError
 from shipper.model.records import Checkpoint, Head, Rejection, Stream, digest
 from shipper.state.directory import locked_directory
 from shipper.state.schema import SCHEMA_VERSION, open_for_reading
+from shipper.state.sqlite import translate_errors
 from shipper.state.store import Store
+from tests.cases import each
 
 
 def checkpoint(stream_id: int = 1, end: int = 100, *, bad: int = 1, **changes: Any) -> Checkpoint:
@@ -49,20 +54,20 @@ def store(tmp_path: Path):
     store.close()
 
 
-def test_what_was_saved_is_there_after_a_restart(tmp_path: Path):
+def test_saved_data_survives_a_restart(tmp_path: Path):
     store = Store(tmp_path)
     store.save([checkpoint(end=100), checkpoint(2, 50, inode=7, bad=0)], now_s=1.0)
     store.save([checkpoint(end=180, bad=0)], now_s=2.0)
     store.close()
     store = Store(tmp_path)
-    first, second = store.streams.known("file")
+    first, second = store.streams.load("file")
     assert (first.stream_id, first.marker) == (1, (180, 4, digest(b"tail")))
     assert (second.stream_id, second.checkpoint) == (2, 50)
     totals = store.totals()
     assert (totals.read, totals.accepted, totals.dead_lettered, totals.duplicates) == (16, 12, 1, 3)
     assert totals.read == totals.accepted + totals.dead_lettered + totals.duplicates
     assert dead_letters(tmp_path) == [(1, 0, "ip", "invalid", b"\xff{}")]
-    assert store.streams.youngest_id() == 2
+    assert store.streams.newest_id() == 2
     store.close()
 
 
@@ -70,35 +75,35 @@ def test_a_save_that_fails_half_way_saves_nothing(store: Store, tmp_path: Path):
     store.save([checkpoint(end=10, bad=0)], now_s=1.0)
     with pytest.raises(StateError, match="nothing is lost"):
         store.save([checkpoint(end=100, bad=2), checkpoint(2, 50, inode=7, kind=None)], now_s=2.0)
-    assert [stream.checkpoint for stream in store.streams.known("file")] == [10]
+    assert [stream.checkpoint for stream in store.streams.load("file")] == [10]
     assert store.totals().read == 5
     assert dead_letters(tmp_path) == []
     store.save([checkpoint(end=20, bad=1)], now_s=3.0)
     assert len(dead_letters(tmp_path)) == 1
 
 
-def test_a_younger_stream_of_the_same_file_takes_its_place_and_ids_are_never_used_again(store: Store):
+def test_a_newer_stream_of_the_same_file_replaces_the_old_one_and_ids_are_not_reused(store: Store):
     store.save([checkpoint(1)], now_s=1.0)
     store.save([checkpoint(2)], now_s=2.0)
     store.save([checkpoint(1, 200)], now_s=3.0)
-    assert [stream.stream_id for stream in store.streams.known("file")] == [1, 2]
-    assert [stream.inode for stream in store.streams.known("file")][1]
+    assert [stream.stream_id for stream in store.streams.load("file")] == [1, 2]
+    assert [stream.inode for stream in store.streams.load("file")][1]
     store.save([checkpoint(2, 300)], now_s=4.0)
-    old, young = store.streams.known("file")
+    old, young = store.streams.load("file")
     assert (old.stream_id, old.device, old.inode) == (1, 0, 0), "it may live on in a copy"
     assert (young.stream_id, bool(young.inode)) == (2, True)
     store.streams.forget([1, 2])
-    assert store.streams.known("file") == []
-    assert store.streams.youngest_id() == 2
+    assert store.streams.load("file") == []
+    assert store.streams.newest_id() == 2
 
 
-def test_kinds_of_streams_stay_apart(store: Store):
+def test_kinds_of_streams_are_separate(store: Store):
     store.save([checkpoint(1, kind="spool"), checkpoint(2)], now_s=1.0)
-    assert [stream.stream_id for stream in store.streams.known("spool")] == [1]
-    assert [stream.stream_id for stream in store.streams.known("file")] == [2]
+    assert [stream.stream_id for stream in store.streams.load("spool")] == [1]
+    assert [stream.stream_id for stream in store.streams.load("file")] == [2]
 
 
-def test_all_files_are_for_their_owner_only(tmp_path: Path):
+def test_all_files_are_private(tmp_path: Path):
     old = os.umask(0)
     try:
         with locked_directory(tmp_path / "a" / "state") as directory:
@@ -125,7 +130,7 @@ def foreign(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [garbage, foreign])
-def test_a_database_that_is_not_ours_is_refused_and_left_as_it_is(tmp_path: Path, spoil: Any):
+def test_a_foreign_database_is_refused_and_left_unchanged(tmp_path: Path, spoil: Any):
     path = tmp_path / "state.db"
     spoil(path)
     before = path.read_bytes()
@@ -135,7 +140,7 @@ def test_a_database_that_is_not_ours_is_refused_and_left_as_it_is(tmp_path: Path
 
 
 @pytest.mark.parametrize("number", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1, -1])
-def test_a_database_of_another_version_is_named_with_both_numbers_and_left_as_it_is(tmp_path: Path, number: int):
+def test_a_database_of_another_version_is_refused_with_both_numbers_and_left_unchanged(tmp_path: Path, number: int):
     path = tmp_path / "state.db"
     Store(tmp_path).close()
     with closing(sqlite3.connect(path)) as db:
@@ -145,13 +150,13 @@ def test_a_database_of_another_version_is_named_with_both_numbers_and_left_as_it
         with pytest.raises(StateError) as caught:
             use(tmp_path)
         text = str(caught.value)
-        assert text.startswith(f"{path} cannot be used (its schema has number {number}, ")
-        assert f"needs number {SCHEMA_VERSION}: use the version that wrote it" in text
+        assert text.startswith(f"{path} cannot be used (it has schema version {number}, ")
+        assert f"needs schema version {SCHEMA_VERSION}: use the version that wrote it" in text
         assert "move it away" in text
     assert path.read_bytes() == before
 
 
-def test_the_second_user_of_a_directory_is_told_who_the_first_is(tmp_path: Path):
+def test_the_error_for_a_directory_in_use_names_the_first_process(tmp_path: Path):
     code = (
         "import sys, pathlib\nfrom shipper.state.directory import locked_directory\n"
         "with locked_directory(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n    sys.stdin.read()\n"
@@ -169,8 +174,8 @@ def test_the_second_user_of_a_directory_is_told_who_the_first_is(tmp_path: Path)
             assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
 
 
-def test_what_was_made_is_removed_when_a_setting_is_wrong_unless_something_is_kept_in_it(tmp_path: Path):
-    """A wrong setting that shows late, when records lie in the spool or are settled, costs none of them."""
+def test_a_new_directory_is_removed_after_a_configuration_error_unless_it_has_content(tmp_path: Path):
+    """A configuration error found late, when records are in the spool or settled, loses none of them."""
 
     def settle(directory: Path) -> None:
         with closing(Store(directory)) as store:
@@ -200,8 +205,8 @@ def test_what_was_made_is_removed_when_a_setting_is_wrong_unless_something_is_ke
         shutil.rmtree(tmp_path / "a", ignore_errors=True)
 
 
-def test_who_waited_for_a_directory_that_was_removed_does_not_use_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The lock of a file that has no name any more keeps nobody out."""
+def test_a_process_that_waited_for_a_removed_directory_does_not_use_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The lock on a deleted file excludes no other process."""
     path = tmp_path / "state"
     taken = fcntl.flock
 
@@ -214,11 +219,11 @@ def test_who_waited_for_a_directory_that_was_removed_does_not_use_it(tmp_path: P
         pass
 
 
-def test_a_stream_is_settled_until_the_last_moment_whose_end_the_checkpoint_has_passed(store: Store):
+def test_settled_until_is_the_last_time_whose_end_the_checkpoint_has_passed(store: Store):
     def save(end: int, now_s: float) -> float | None:
         store.save([Checkpoint(stream=stream, end_offset=end, **nothing)], now_s)
         stream.move_checkpoint(end, b"tail")
-        (saved,) = store.streams.known("file")
+        (saved,) = store.streams.load("file")
         assert saved.settled_until == stream.settled_until
         return saved.settled_until
 
@@ -233,3 +238,208 @@ def test_a_stream_is_settled_until_the_last_moment_whose_end_the_checkpoint_has_
     stream.note_end(200, 14.0)
     assert save(199, 15.0) == 10.0
     assert save(300, 16.0) == 14.0
+
+
+# After accidents ------------------------------------------------------------------------------------------------------
+
+
+STREAMS = 299
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The bytes of a database with some hundred streams and dead letters."""
+    directory = tmp_path_factory.mktemp("whole")
+    store = Store(directory)
+    store.save([checkpoint(number, 100, inode=number, bad=2) for number in range(1, STREAMS + 1)], now_s=1.0)
+    store.close()
+    return (directory / "state.db").read_bytes()
+
+
+@pytest.mark.parametrize("share", [0.0001, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99])
+@pytest.mark.parametrize("is_at_a_page", [True, False])
+def test_a_truncated_database_is_refused_and_left_unchanged(
+    tmp_path: Path, whole: bytes, share: float, is_at_a_page: bool
+):
+    length = int(len(whole) * share) + 1
+    cut = whole[: (length // 4096 + 1) * 4096 if is_at_a_page else length]
+    assert len(cut) < len(whole) or is_at_a_page
+    if len(cut) >= len(whole):
+        cut = whole[:-4096]
+    path = tmp_path / "state.db"
+    path.write_bytes(cut)
+
+    def use() -> None:
+        store = Store(tmp_path)
+        try:
+            store.streams.load("file")
+            store.totals()
+            store.save([checkpoint(1000, inode=1000)], now_s=2.0)
+        finally:
+            store.close()
+
+    with pytest.raises(StateError):
+        use()
+    assert path.read_bytes() == cut
+
+
+def test_an_interrupted_transaction_leaves_nothing(tmp_path: Path):
+    store = Store(tmp_path)
+    store.save([checkpoint(end=10, bad=0)], now_s=1.0)
+    child = os.fork()
+    if not child:  # a crash: no exit handlers, no rollback
+        db = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("UPDATE streams SET checkpoint = 99999")
+        os._exit(0)
+    os.waitpid(child, 0)
+    store.close()
+    store = Store(tmp_path)
+    assert [stream.checkpoint for stream in store.streams.load("file")] == [10]
+    store.save([checkpoint(end=20, bad=1)], now_s=2.0)
+    assert (store.totals().read, len(dead_letters(tmp_path))) == (11, 1)
+    store.close()
+
+
+def test_a_store_locked_by_another_writer_raises_that_nothing_was_saved(tmp_path: Path):
+    store = Store(tmp_path)
+    other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    store._db.execute("PRAGMA busy_timeout = 1")
+    with pytest.raises(StateError, match="nothing is lost"):
+        store.save([checkpoint()], now_s=1.0)
+    other.execute("ROLLBACK")
+    other.close()
+    assert (store.streams.load("file"), dead_letters(tmp_path)) == ([], [])
+    store.save([checkpoint()], now_s=1.0)
+    assert len(store.streams.load("file")) == 1
+    store.close()
+
+
+def test_many_rejections_are_saved_with_their_original_bytes(tmp_path: Path):
+    store = Store(tmp_path)
+    store.save([checkpoint(bad=1000), checkpoint(2, inode=2, bad=1)], now_s=1.0)
+    rows = dead_letters(tmp_path)
+    assert len(rows) == 1001
+    assert {row[4] for row in rows} == {b"\xff{}"}
+    assert sorted(row[1] for row in rows if row[0] == 1) == list(range(1000))
+    store.close()
+
+
+def test_saving_nothing_changes_nothing(tmp_path: Path):
+    store = Store(tmp_path)
+    store.save([], now_s=1.0)
+    assert (store.totals().read, store.streams.load("file"), store.streams.newest_id()) == (0, [], 0)
+    store.close()
+
+
+def test_an_impossible_directory_is_a_configuration_error(tmp_path: Path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match=r"state\.directory"), locked_directory(path):
+            pass
+
+
+def test_the_lock_is_released_with_its_holder_whatever_the_file_contains(tmp_path: Path):
+    with locked_directory(tmp_path):
+        pass
+    (tmp_path / "lock").write_text("1\n")  # init is alive, and does not hold it
+    with locked_directory(tmp_path) as held:
+        assert held == tmp_path
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+    with pytest.raises(KeyError), locked_directory(tmp_path):
+        raise KeyError
+    with locked_directory(tmp_path):
+        pass
+
+
+@each(
+    ("code", "is_full"),
+    [
+        (sqlite3.SQLITE_FULL, True),
+        (sqlite3.SQLITE_IOERR_SHMSIZE, True),
+        (sqlite3.SQLITE_IOERR_WRITE, True),
+        (sqlite3.SQLITE_CORRUPT, False),
+        (sqlite3.SQLITE_IOERR_READ, False),
+    ],
+)
+def test_a_full_disk_at_startup_is_not_reported_as_a_broken_state(code: int, is_full: bool):
+    error = sqlite3.OperationalError("it did not work")
+    error.sqlite_errorcode = code
+    with pytest.raises(StateError) as caught, translate_errors(Path("state.db")):
+        raise error
+    assert isinstance(caught.value, StateUnwritableError) == is_full
+    assert ("make room" in str(caught.value)) == is_full
+    assert ("move it away" in str(caught.value)) != is_full
+
+
+# In the directory of somebody else ------------------------------------------------------------------------------------
+
+
+NOBODY = 65_534
+
+
+def as_nobody(action: Callable[[], str]) -> str:
+    """Run a function in an unprivileged process, and return its result."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # other threads are not in the child, nor needed there
+        child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.write(writing, action().encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as said:
+        text = said.read().decode()
+    os.waitpid(child, 0)
+    return text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o777, 0o1777])
+def test_a_state_directory_of_another_user_is_refused_and_left_unchanged(mode: int):
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        os.chmod(name, 0o755)
+        path = Path(name, "state")
+        path.mkdir()
+        path.chmod(mode)
+
+        def use() -> str:
+            try:
+                with locked_directory(path):
+                    return "used"
+            except ConfigError as error:
+                return f"{error.key}: {error.message}"
+
+        said = as_nobody(use)
+        assert said.startswith(f"state.directory: {path} cannot be ")
+        assert f"it belongs to user 0, group 0 (mode {mode:04o}), and this is user {NOBODY}, group {NOBODY}. " in said
+        assert "another directory" not in said, "from which all would be sent again"
+        assert path.stat().st_mode & 0o7777 == mode
+        assert list(path.iterdir()) == []
+
+
+def test_an_own_directory_open_to_others_is_made_private(tmp_path: Path):
+    path = tmp_path / "state"
+    path.mkdir()
+    path.chmod(0o777)
+    with locked_directory(path):
+        assert path.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("target", ["there", "not there"])
+def test_a_link_instead_of_the_lock_is_refused_with_its_name(tmp_path: Path, target: str):
+    outside = tmp_path / "outside"
+    if target == "there":
+        outside.write_text("precious")
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "lock").symlink_to(outside)
+    with pytest.raises(ConfigError, match=f"{state}/lock is a symbolic link"), locked_directory(state):
+        pass
+    assert not outside.exists() if target == "not there" else outside.read_text() == "precious"

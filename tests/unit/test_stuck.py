@@ -1,4 +1,4 @@
-"""What counts as stuck, and what the next start makes of it."""
+"""What counts as stuck, and how the next start reacts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ from shipper.codec import Codec
 from shipper.config.settings import RecordsSettings
 from shipper.model.framing import LINES, BatchElements, CsvRows, Framing
 from shipper.model.records import Chunk, Stream
-from shipper.state.sqlite import all_or_nothing
-from shipper.state.stuck import StuckPlaces
-from shipper.status.board import Board
-from shipper.status.live import Live
-from shipper.status.watch import Watch
-from shipper.system.work import Piece, at_work, have_noted, noted, pieces, waiting
+from shipper.state.sqlite import transaction
+from shipper.status.live import Board, Live
+from shipper.status.watchdog import Watchdog
+from shipper.system.work import StuckPlaces, WorkItem, at_work, recorded, set_recorder, waiting, work_items
 from tests.cases import each
 
 LIMIT_S = 10.0
-READ = Piece("read", "/in/a.ndjson", "1:2", 70)
+READ = WorkItem("read", "/in/a.ndjson", "1:2", 70)
 
 
 class Looks:
@@ -34,7 +32,7 @@ class Looks:
     def __init__(self, places: StuckPlaces | None = None) -> None:
         self.now = 100.0
         self.board = Board()
-        self.watch = Watch(self.board, limit_s=LIMIT_S, now=lambda: self.now, places=places)
+        self.watch = Watchdog(self.board, limit_s=LIMIT_S, now=lambda: self.now, places=places)
 
     def __call__(self, seconds: int, *, turns: bool = True) -> str:
         """Look once a second."""
@@ -42,7 +40,7 @@ class Looks:
             self.now += 1.0
             if turns:
                 self.board.publish(Live(version="1", process_id=7, command="run", phase="running", started_at=1, at=2))
-            self.watch.look()
+            self.watch.check()
         return self.watch.stuck
 
 
@@ -51,42 +49,42 @@ def looks() -> Looks:
     return Looks()
 
 
-def test_a_piece_that_takes_longer_than_the_limit_is_stuck_and_told_once(looks: Looks):
+def test_a_piece_of_work_beyond_the_limit_is_stuck_and_reported_once(looks: Looks):
     with capture_logs() as logs:
         with at_work(READ):
             assert looks(10) == ""
-            assert looks(1) == "reading /in/a.ndjson from byte 70 on, for 10 s"
-            assert looks(20) == "reading /in/a.ndjson from byte 70 on, for 30 s"
+            assert looks(1) == "reading /in/a.ndjson from byte 70, for 10 s"
+            assert looks(20) == "reading /in/a.ndjson from byte 70, for 30 s"
         assert looks(1) == ""
         looks(5)
     assert [line["event"] for line in logs] == ["stuck", "stuck_over"]
     assert (logs[0]["path"], logs[0]["offset"]) == ("/in/a.ndjson", 70)
 
 
-def test_many_pieces_one_after_the_other_are_not_stuck(looks: Looks):
+def test_many_consecutive_pieces_of_work_are_not_stuck(looks: Looks):
     for _ in range(40):
-        with at_work(Piece("read", "/in/a.ndjson", "1:2", 70)):
+        with at_work(WorkItem("read", "/in/a.ndjson", "1:2", 70)):
             assert looks(1) == ""
 
 
-def test_work_that_goes_on_in_steps_or_in_pieces_within_is_not_stuck(looks: Looks):
-    with at_work(Piece("find", "/in/*")) as piece:
+def test_work_that_advances_in_steps_or_nested_pieces_is_not_stuck(looks: Looks):
+    with at_work(WorkItem("find", "/in/*")) as piece:
         for _ in range(20):
             piece.steps += 1
             assert looks(1) == ""
         for _ in range(20):
-            with at_work(Piece("open", "/in/a")):
+            with at_work(WorkItem("open", "/in/a")):
                 pass
             assert looks(1) == ""
-        assert looks(10) == "looking for files by /in/*, for 10 s"
+        assert looks(10) == "looking for files that match /in/*, for 10 s"
 
 
-def test_a_wait_for_somebody_else_within_some_work_is_not_stuck(looks: Looks):
-    with at_work(Piece("find", "/in/*")):
+def test_a_wait_within_some_work_is_not_stuck(looks: Looks):
+    with at_work(WorkItem("find", "/in/*")):
         with waiting():
             assert looks(30) == ""
         assert looks(10) == ""
-        assert looks(1) == "looking for files by /in/*, for 10 s"
+        assert looks(1) == "looking for files that match /in/*, for 10 s"
 
 
 def test_a_transaction_that_waits_for_another_process_is_not_stuck(looks: Looks, tmp_path: Path):
@@ -94,9 +92,9 @@ def test_a_transaction_that_waits_for_another_process_is_not_stuck(looks: Looks,
     begun = threading.Event()
 
     def save(db: sqlite3.Connection) -> None:
-        with closing(db), at_work(Piece("find", "/in/*")):
+        with closing(db), at_work(WorkItem("find", "/in/*")):
             begun.set()
-            with all_or_nothing(db, path):
+            with transaction(db, path):
                 pass
 
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -105,14 +103,14 @@ def test_a_transaction_that_waits_for_another_process_is_not_stuck(looks: Looks,
         thread = threading.Thread(target=save, args=[db])
         thread.start()
         assert begun.wait(10)
-        while pieces():
+        while work_items():
             pass
         assert looks(30) == ""
         other.execute("COMMIT")
         thread.join(60)
 
 
-def test_a_piece_of_another_thread_is_seen(looks: Looks):
+def test_work_of_another_thread_is_watched(looks: Looks):
     begun, over = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -130,10 +128,10 @@ def test_a_piece_of_another_thread_is_seen(looks: Looks):
     assert looks(1) == ""
 
 
-def test_an_event_loop_that_does_not_turn_is_stuck_whatever_it_does(looks: Looks):
+def test_a_blocked_event_loop_is_stuck(looks: Looks):
     looks(1)
     assert looks(14, turns=False) == ""
-    assert looks(2, turns=False).startswith("the event loop has not turned")
+    assert looks(2, turns=False).startswith("the event loop is blocked")
     assert looks(1) == ""
 
 
@@ -144,9 +142,9 @@ def test_a_process_that_was_stopped_or_a_machine_that_slept_is_not_stuck(looks: 
         assert looks(1) == ""
 
 
-def test_a_name_is_shown_as_people_may_see_it(looks: Looks):
-    with at_work(Piece("read", "/in/\x1b[2J\udcff", "1:2")):
-        assert looks(11) == r"reading /in/\x1b[2J\xff from byte 0 on, for 10 s"
+def test_a_name_is_shown_in_printable_form(looks: Looks):
+    with at_work(WorkItem("read", "/in/\x1b[2J\udcff", "1:2")):
+        assert looks(11) == r"reading /in/\x1b[2J\xff from byte 0, for 10 s"
 
 
 # From one start to the next ---------------------------------------------------------------------------------------
@@ -156,60 +154,60 @@ def test_a_name_is_shown_as_people_may_see_it(looks: Looks):
 def after() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
-    have_noted(None)
+    set_recorder(None)
 
 
 def start(folder: Path) -> StuckPlaces:
     return StuckPlaces(folder, limit_s=LIMIT_S)
 
 
-def stuck_until_killed(folder: Path, *pieces: Piece) -> None:
+def stuck_until_killed(folder: Path, *items: WorkItem) -> None:
     """Be a process that is stuck, which others notice, and killed."""
     places = start(folder)
-    for piece in pieces:
-        places.add(piece)
+    for item in items:
+        places.add(item)
 
 
-def test_an_input_stands_aside_after_two_starts_at_one_place_and_at_no_other(tmp_path: Path):
+def test_an_input_is_skipped_after_two_starts_stuck_at_the_same_place(tmp_path: Path):
     for expected in (False, False, True):
         places = start(tmp_path)
-        assert bool(places.aside("read", "1:2", 70)) is expected
-        assert not places.aside("read", "1:2", 71)
-        assert not places.aside("read", "1:3", 70)
-        assert not places.aside("open", "1:2", 70)
+        assert bool(places.skip_reason("read", "1:2", 70)) is expected
+        assert not places.skip_reason("read", "1:2", 71)
+        assert not places.skip_reason("read", "1:3", 70)
+        assert not places.skip_reason("open", "1:2", 70)
         places.add(READ)
 
 
-def test_what_comes_to_an_end_after_all_is_forgotten(tmp_path: Path):
+def test_work_that_ends_after_all_is_forgotten(tmp_path: Path):
     stuck_until_killed(tmp_path, READ)
     places = start(tmp_path)
     places.add(READ)
     places.remove(READ)
-    assert not start(tmp_path).aside("read", "1:2", 70)
+    assert not start(tmp_path).skip_reason("read", "1:2", 70)
 
 
-def test_an_orderly_end_forgets_all_but_where_it_is_stuck_itself(tmp_path: Path):
+def test_an_orderly_end_forgets_all_places_except_where_it_is_stuck(tmp_path: Path):
     for _ in range(2):
-        stuck_until_killed(tmp_path, READ, Piece("find", "/x/*", "/x/*"))
+        stuck_until_killed(tmp_path, READ, WorkItem("find", "/x/*", "/x/*"))
     places = start(tmp_path)
-    with places.watched():
+    with places.recording():
         places.add(READ)
     later = start(tmp_path)
-    assert later.aside("read", "1:2", 70)
-    assert not later.aside("find", "/x/*")
-    with later.watched():
+    assert later.skip_reason("read", "1:2", 70)
+    assert not later.skip_reason("find", "/x/*")
+    with later.recording():
         pass
     assert not (tmp_path / "stuck.json").exists()
 
 
-def killed_in(folder: Path, *pieces: Piece, traceback: str) -> None:
-    """Be a process whose interpreter stood still within pieces, and that was killed."""
+def killed_in(folder: Path, *items: WorkItem, traceback: str) -> None:
+    """Be a process whose interpreter was blocked within work items, and that was killed."""
     with ExitStack() as stack:
         stack.enter_context(pytest.raises(KeyboardInterrupt))
         places = start(folder)
-        stack.enter_context(places.watched())
-        for piece in pieces:
-            stack.enter_context(noted(piece))
+        stack.enter_context(places.recording())
+        for item in items:
+            stack.enter_context(recorded(item))
         for name in ("at-work", "traceback"):
             (folder / f"{name}.kept").write_bytes((folder / name).read_bytes())
         raise KeyboardInterrupt
@@ -218,10 +216,10 @@ def killed_in(folder: Path, *pieces: Piece, traceback: str) -> None:
     (folder / "traceback").write_text(traceback)
 
 
-VALIDATE = Piece("validate", "/in/a.ndjson", "1:2", 70, 900)
+VALIDATE = WorkItem("validate", "/in/a.ndjson", "1:2", 70, 900)
 
 
-def test_an_interpreter_that_stood_still_leaves_where_and_it_counts_once(tmp_path: Path):
+def test_a_frozen_interpreter_leaves_its_place_and_it_counts_once(tmp_path: Path):
     killed_in(tmp_path, READ, VALIDATE, traceback="Timeout!")
     with capture_logs() as logs:
         (place,) = start(tmp_path).suspects["1:2"]
@@ -230,7 +228,7 @@ def test_an_interpreter_that_stood_still_leaves_where_and_it_counts_once(tmp_pat
     assert start(tmp_path).suspects["1:2"] == [place]
 
 
-def test_a_kill_in_the_middle_of_work_that_goes_on_is_no_reason_for_suspicion(tmp_path: Path):
+def test_a_kill_during_advancing_work_does_not_count(tmp_path: Path):
     killed_in(tmp_path, READ, VALIDATE, traceback="")
     places = start(tmp_path)
     assert not places.suspects
@@ -238,13 +236,13 @@ def test_a_kill_in_the_middle_of_work_that_goes_on_is_no_reason_for_suspicion(tm
 
 
 @each("content", [b"", b"{", b"[1]", b'[{"stage":"nonsense","source":"x"}]', b"\xff" * 5000, b"[" * 100_000])
-def test_what_is_no_list_of_places_is_taken_for_none(tmp_path: Path, content: bytes):
+def test_an_invalid_list_of_places_is_ignored(tmp_path: Path, content: bytes):
     for name in ("stuck.json", "at-work", "traceback"):
         (tmp_path / name).write_bytes(content)
     assert not start(tmp_path).suspects
 
 
-def test_a_pipe_or_a_link_in_the_place_of_its_files_is_not_followed_and_holds_nothing_up(tmp_path: Path):
+def test_a_pipe_or_link_instead_of_its_files_is_not_followed_and_does_not_block(tmp_path: Path):
     state = tmp_path / "state"
     state.mkdir()
     other = tmp_path / "other"
@@ -253,7 +251,7 @@ def test_a_pipe_or_a_link_in_the_place_of_its_files_is_not_followed_and_holds_no
     (state / "at-work").symlink_to(other)
     os.mkfifo(state / "traceback")
     places = start(state)
-    with places.watched(), at_work(VALIDATE):
+    with places.recording(), at_work(VALIDATE):
         places.add(READ)
     assert other.read_text() == "somebody's"
 
@@ -268,7 +266,7 @@ FRAMINGS: dict[str, tuple[Framing, bytes, list[bytes]]] = {
 
 
 @each("framing", list(FRAMINGS))
-def test_exactly_the_next_record_is_refused_unseen(framing: str):
+def test_exactly_the_next_record_is_rejected_unread(framing: str):
     how, data, records = FRAMINGS[framing]
     stream = Stream(stream_id=1, kind="file", path="x", framing=how)
     origin = 1000
@@ -276,7 +274,7 @@ def test_exactly_the_next_record_is_refused_unseen(framing: str):
     codec = Codec(RecordsSettings(), max_record_bytes=10_000)
     offset, refused = origin, []
     while offset < chunk.end_offset:
-        span = codec.refuse_unseen(chunk, offset).span
+        span = codec.reject_unread(chunk, offset).span
         assert (span.start_offset, span.unsettled, span.records) == (offset, 0, len(span.rejections))
         offset = span.end_offset
         refused += span.rejections
@@ -285,18 +283,18 @@ def test_exactly_the_next_record_is_refused_unseen(framing: str):
     assert [data[each.start_offset - origin : each.end_offset - origin] for each in refused] == records
 
 
-def test_a_name_that_is_not_utf8_is_noted_and_remembered_like_any_other(tmp_path: Path):
+def test_a_name_that_is_not_utf8_is_stored_like_any_other(tmp_path: Path):
     """Of a stream whose inode another one has, the name is all that tells it from others."""
     stream = Stream(stream_id=1, kind="file", path=os.fsdecode(b"/in/caf\xe9.ndjson"))
     pattern = os.fsdecode(b"/in/caf\xe9*")
     for _ in range(2):
         places = StuckPlaces(tmp_path, limit_s=LIMIT_S)
-        with places.watched():
-            piece = Piece("validate", stream.path, stream.key, 7, 9)
-            with noted(piece):
+        with places.recording():
+            piece = WorkItem("validate", stream.path, stream.key, 7, 9)
+            with recorded(piece):
                 assert b"caf\\xe9" in (tmp_path / "at-work").read_bytes().replace(b"\\\\", b"\\")
             places.add(piece)
-            places.add(Piece("find", pattern, pattern))
+            places.add(WorkItem("find", pattern, pattern))
     places = StuckPlaces(tmp_path, limit_s=LIMIT_S)
     assert [(place.offset, place.end, place.starts) for place in places.suspects[stream.key]] == [(7, 9, 2)]
-    assert places.aside("find", pattern)
+    assert places.skip_reason("find", pattern)

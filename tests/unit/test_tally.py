@@ -1,4 +1,4 @@
-"""The ledger's counts: by hour, brand, affiliate and media."""
+"""The counts of the ledger, by hour, brand, affiliate and media."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_events_are_counted_by_hour_brand_affiliate_and_media():
     assert tally(Columns.of([])) == {}
 
 
-def test_what_relaxed_rules_let_pass_is_counted_without_what_it_does_not_say():
+def test_events_accepted_by_relaxed_rules_are_counted_without_missing_fields():
     strange = [made(BTag="somebody@example.com" * 3), made(BTag=""), made(BTag="_" * 40), made(BTag="9" * 80)]
     assert tally(Columns.of(strange)) == {("2026-11-20T12", 7, "", ""): 4}
     uncounted = [made(Timestamp="yesterday"), made(Timestamp=""), made(BrandID=2**63), made(BrandID=-(2**70))]
@@ -55,7 +55,7 @@ def test_every_event_is_counted_once(fields: list[tuple[int, int, str, int]]):
     )
 
 
-def test_a_sent_event_is_counted_as_it_was_when_it_was_read():
+def test_a_sent_event_is_counted_like_the_event_read():
     read = made(Timestamp="2026-11-20T12:30:00Z", AffiliateID="x")
     sent = msgspec.convert(msgspec.to_builtins(read), SentEvent)
     assert tally(Columns.of([sent])) == tally(Columns.of([read])) != {}

@@ -1,4 +1,4 @@
-"""One input's trouble does not starve the others: what is done for a file in one turn is bounded, whatever is in it."""
+"""A slow input does not starve others: the work per file and turn is bounded for any content."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from shipper.model.records import Chunk
-from shipper.sources.content import Archive, Plain, open_content
-from shipper.sources.identity import StreamBook
+from shipper.sources.content import Archive, Content, open_content
+from shipper.sources.identity import StreamIndex
 from shipper.sources.once import FilesOnce
 from shipper.sources.reader import READ_BYTES
-from shipper.system.work import Piece, at_work
+from shipper.system.work import WorkItem, at_work
 from tests.cases import each
 from tests.unit.follower_bench import ROTATE_WAIT_S, Bench, settle
 
@@ -69,9 +69,9 @@ class Work:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done = 0
-        plain, step = Plain.pread, Archive._step
+        plain, step = Content.pread, Archive._step
 
-        def pread(content: Plain, length: int, offset: int) -> bytes:
+        def pread(content: Content, length: int, offset: int) -> bytes:
             data = plain(content, length, offset)
             self.done += len(data)
             return data
@@ -85,7 +85,7 @@ class Work:
             monkeypatch.setattr(f"shipper.sources.{module}.TURN_BYTES", TURN_BYTES)
         for module in ("reader", "once", "open_files"):
             monkeypatch.setattr(f"shipper.sources.{module}.TURN_STEPS", TURN_STEPS)
-        monkeypatch.setattr(Plain, "pread", pread)
+        monkeypatch.setattr(Content, "pread", pread)
         monkeypatch.setattr(Archive, "_step", stepped)
 
     def take(self) -> int:
@@ -120,7 +120,7 @@ def test_a_small_file_is_read_in_the_first_turn_beside_a_huge_one_that_takes_man
     follower = bench.start()
     chunks: list[Chunk] = []
     turns = 0
-    while turns == 0 or follower.files.has_news or any(file.new_since is not None for file in follower.files):
+    while turns == 0 or follower.files.has_ready or any(file.new_since is not None for file in follower.files):
         turns += 1
         assert turns < 1000
         assert is_bounded(work.take()), f"turn {turns - 1}"
@@ -138,19 +138,19 @@ def test_a_small_file_is_read_in_the_first_turn_beside_a_huge_one_that_takes_man
 
 
 @each("make", ADVERSARIES)
-def test_a_file_that_is_read_to_its_end_is_read_in_turns_too_so_that_a_stop_comes_between(
+def test_a_file_read_to_its_end_is_read_in_turns_so_that_a_stop_can_interrupt(
     tmp_path: Path, bench: Bench, work: Work, make: Callable[[Path], None]
 ):
     paths = [tmp_path / "a.log", tmp_path / "b.log"]
     make(paths[0])
     paths[1].write_bytes(GOOD)
-    book = StreamBook([], count(1).__next__, max_record_bytes=1000)
-    source = FilesOnce(paths, book, bench.store.streams, wall_time=lambda: 1.0)
+    index = StreamIndex([], count(1).__next__, max_record_bytes=1000)
+    source = FilesOnce(paths, index, bench.store.streams, wall_time=lambda: 1.0)
     bench.start()
     work.take()
     chunks: list[Chunk] = []
     turns = 0
-    while (some := source._read_some()) is not None:
+    while (some := source._read_next()) is not None:
         turns += 1
         chunks += some
         assert is_bounded(work.take()), f"turn {turns}"
@@ -160,11 +160,11 @@ def test_a_file_that_is_read_to_its_end_is_read_in_turns_too_so_that_a_stop_come
     assert [chunk.is_oversized for chunk in chunks[:-1]].count(True) == (make not in RECORDS)
 
 
-def test_what_takes_long_and_gets_on_is_not_taken_for_stuck(tmp_path: Path):
+def test_long_work_that_advances_is_not_stuck(tmp_path: Path):
     """Up to a checkpoint deep within, an archive is decompressed at one go."""
     path = tmp_path / "a.log"
     endless_line_in_an_archive(path)
-    with closing(open_content(os.open(path, os.O_RDONLY), path)) as content, at_work(Piece("read")) as piece:
+    with closing(open_content(os.open(path, os.O_RDONLY), path)) as content, at_work(WorkItem("read")) as piece:
         assert content.pread(1, HUGE - 1) == b"x"
     assert piece.steps >= HUGE // READ_BYTES
 
@@ -175,7 +175,7 @@ def test_a_huge_copy_is_compared_in_turns_and_a_small_file_is_read_meanwhile(ben
     with original.open("wb") as out:
         out.writelines([line] * (4 * TURN_BYTES // READ_BYTES))
     bench.start("app.log", "b.log")
-    while bench.follower.files.has_news:
+    while bench.follower.files.has_ready:
         settle(bench.store, bench.follower.files.read(1.0))
     copy = bench.folder / "app.log.1"
     with copy.open("wb") as out:
@@ -202,7 +202,7 @@ def test_a_small_file_does_not_wait_for_a_mib_of_each_large_one(bench: Bench):
         bench.write(f"{number:02}.log", b"line %02d\n" % number * (READ_BYTES // 8))
     bench.write("small.log", GOOD)
     bench.start()
-    bench.follower.look(bench.follower.find(), bench.now)
+    bench.follower.scan(bench.follower.find(), bench.now)
     reads, found = 0, b""
     while not found:
         reads += 1

@@ -1,4 +1,4 @@
-"""What each answer means, as a table."""
+"""The verdict on each answer, as a table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shipper.delivery.answer import Answer
-from shipper.delivery.verdicts import ANSWER_BYTES, WORDS_BYTES, Action, Verdict, judge
+from shipper.delivery.verdicts import ANSWER_BYTES, STATEMENT_BYTES, Action, Verdict, judge
 from shipper.status.pauses import ADVICE
 from tests.cases import each
 
@@ -81,24 +81,24 @@ def test_every_status_has_a_verdict_and_only_success_is_acceptance(status: int):
 
 
 @each("status", range(300, 600))
-def test_only_what_may_lie_in_the_records_takes_a_batch_apart(status: int):
+def test_a_batch_is_split_only_for_errors_that_records_may_cause(status: int):
     is_taken_apart = judged(answer(status)).action in {Action.BISECT, Action.HALVE}
     assert is_taken_apart == (status in {400, 409, 413, 415, 422})
 
 
-def test_what_is_no_answer_to_a_batch_is_not_looked_at_for_what_it_says_of_events():
+def test_an_answer_that_is_not_about_the_batch_names_no_events():
     assert judge(answer(200, b'{"openingBalance":0,"status":"zork"}'), events=None).action is Action.ACCEPT
     assert judge(answer(200, b"{"), events=None).action is Action.PAUSE
 
 
-def test_the_wait_that_was_asked_for_is_in_the_verdict():
+def test_the_verdict_has_the_requested_wait():
     assert judged(answer(503, retry_after="7")).retry_after_s == 7
     assert judged(answer(429, RATE_BODY)).retry_after_s == 7
     assert judged(answer(403, QUOTA_BODY)).retry_after_s == 605
     assert judged(answer(503)).retry_after_s is None
 
 
-def test_an_answer_may_leave_open_whether_the_batch_was_taken():
+def test_an_answer_may_leave_open_whether_the_batch_was_accepted():
     assert {status for status in range(300, 600) if judged(answer(status)).is_ambiguous} >= {500, 502, 503, 504, 408}
     assert not any(judged(answer(status)).is_ambiguous for status in (400, 401, 403, 404, 413, 422, 429))
     for body in (
@@ -125,25 +125,27 @@ def test_known_words_of_a_gateway_are_quoted_in_a_message_and_nothing_else_of_a_
             assert "192.0.2.9" not in judged(answer(status, body)).message
 
 
-def test_the_words_for_the_dead_letters_are_the_services_own_up_to_their_limit():
-    assert judged(answer(422, b'{"statusCode":422,"message":"IP 192.0.2.9 is bad"}')).words == "IP 192.0.2.9 is bad"
-    assert judged(answer(422, b'{"error":{"code":7,"message":"no"}}')).words == "no"
-    assert judged(answer(422, b"  plain \xff words ", "text/plain")).words == "plain \N{REPLACEMENT CHARACTER} words"
-    assert len(judged(answer(400, b"x" * 100_000)).words) == WORDS_BYTES
+def test_dead_letters_quote_the_service_up_to_the_limit():
+    assert judged(answer(422, b'{"statusCode":422,"message":"IP 192.0.2.9 is bad"}')).statement == "IP 192.0.2.9 is bad"
+    assert judged(answer(422, b'{"error":{"code":7,"message":"no"}}')).statement == "no"
+    assert (
+        judged(answer(422, b"  plain \xff words ", "text/plain")).statement == "plain \N{REPLACEMENT CHARACTER} words"
+    )
+    assert len(judged(answer(400, b"x" * 100_000)).statement) == STATEMENT_BYTES
 
 
-def test_the_advice_names_the_section_that_is_to_be_checked():
+def test_the_advice_names_the_section_to_check():
     assert "report.token" in judged(answer(401), section="report").message
     assert "intake.base_url" in judged(answer(302)).message
 
 
 @pytest.mark.parametrize("status", [301, 401, 403, 404, 405, 429, 501])
-def test_what_happened_comes_apart_from_what_to_check(status: int):
+def test_the_message_and_the_advice_are_separate(status: int):
     """Beside the advice of the reason, the message would say it twice."""
     found = judged(answer(status))
-    what, is_longer, check = found.message.partition("; check ")
-    assert found.what == f"{what} (HTTP {status})" if is_longer else found.message
-    assert check.removesuffix(f" (HTTP {status})") in ADVICE[found.reason] or found.reason == "token"
+    assert found.problem.endswith(f" (HTTP {status})")
+    assert found.check in ADVICE[found.reason] or found.reason == "token"
+    assert found.message == (f"{found.problem}; check {found.check}" if found.check else found.problem)
 
 
 def test_refused_events_are_named_by_a_success_and_by_a_refusal():
@@ -154,7 +156,7 @@ def test_refused_events_are_named_by_a_success_and_by_a_refusal():
 
 
 @pytest.mark.parametrize("refused", [1, 10, 500, 1000, 5000, 100_000])
-def test_an_answer_that_names_refused_events_is_never_whole_acceptance_however_long_it_is(refused: int):
+def test_an_answer_of_any_length_that_names_refused_events_is_never_a_full_acceptance(refused: int):
     event = {"index": 0, "EventId": "0f8fad5b-d9cb-469f-a165-70867728950e", "field": "BTag", "message": "unknown"}
     for document in (
         {"accepted": 0, "duplicates": 0, "rejected": [event] * refused},
@@ -166,7 +168,7 @@ def test_an_answer_that_names_refused_events_is_never_whole_acceptance_however_l
 
 
 @pytest.mark.parametrize("body", [b'{"accepted":3,"rejected":[{"index":0', b'{"rejected": [ {"index"'])
-def test_an_answer_that_begins_to_name_refused_events_is_no_acceptance(body: bytes):
+def test_a_truncated_list_of_refused_events_is_no_acceptance(body: bytes):
     assert judged(answer(202, body)).action is Action.PAUSE
 
 
@@ -185,11 +187,11 @@ def test_an_answer_that_begins_to_name_refused_events_is_no_acceptance(body: byt
         (b"OK", "text/plain"),
     ],
 )
-def test_an_answer_that_refuses_nothing_is_acceptance(body: bytes, content_type: str):
+def test_an_answer_that_refuses_nothing_is_an_acceptance(body: bytes, content_type: str):
     assert judged(answer(202, body, content_type)).action is Action.ACCEPT
 
 
-def test_an_answer_that_names_an_event_counts_for_the_batch_that_has_it_alone():
+def test_an_answer_that_names_an_event_counts_only_for_its_batch():
     named = "6f1d6b0e-6c7c-4d4b-9c1e-0f6f2a1f7a55"
     given = answer(200, b'{"results":[{"eventId":"%b","status":"accepted"}]}' % named.encode())
     own = judge(given, events=1, event_ids=lambda: [named])

@@ -1,4 +1,4 @@
-"""Waits: those that a service asks for, in all their forms, and our own."""
+"""Waits requested by a service in all forms, and backoff."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from structlog.testing import capture_logs
 
-from shipper.delivery.waits import ASKED_MAX_S, asked_wait_s, full_jitter_s
+from shipper.delivery.waits import REQUESTED_MAX_S, full_jitter_s, requested_wait_s
 from tests.cases import each
 
 NOON = "Wed, 21 Oct 2026 12:00:00 GMT"
@@ -15,7 +15,7 @@ NOON_S = 1_792_584_000.0
 
 
 def asked(retry_after: str = "", text: str = "", date: str = "", wall_time: float | None = None) -> float | None:
-    return asked_wait_s(retry_after, text, date=date, wall_time=wall_time)
+    return requested_wait_s(retry_after, text, date=date, wall_time=wall_time)
 
 
 @each(
@@ -32,7 +32,7 @@ def asked(retry_after: str = "", text: str = "", date: str = "", wall_time: floa
         ("\N{ARABIC-INDIC DIGIT SEVEN}", None),
     ],
 )
-def test_seconds_are_read(header: str, seconds: float | None):
+def test_seconds_are_parsed(header: str, seconds: float | None):
     assert asked(header) == seconds
 
 
@@ -67,20 +67,20 @@ def test_a_date_that_has_passed_is_no_wait():
         ("", None),
     ],
 )
-def test_words_are_read_if_the_header_says_nothing(text: str, seconds: float | None):
+def test_the_text_is_parsed_if_there_is_no_header(text: str, seconds: float | None):
     assert asked(text=text) == seconds
     assert asked("9", text=text) == 9
 
 
 @pytest.mark.parametrize("header", ["999999999", "3601", "Fri, 31 Dec 9999 23:59:59 GMT"])
-def test_an_absurd_wait_is_capped_and_told(header: str):
+def test_an_absurd_wait_is_capped_and_logged(header: str):
     with capture_logs() as logs:
-        assert asked(header, date=NOON) == ASKED_MAX_S
+        assert asked(header, date=NOON) == REQUESTED_MAX_S
     assert [entry["event"] for entry in logs] == ["long_wait_capped"]
 
 
 @each("header", ["9" * 400, "1e9", "0x10", "Wed, 99 Oct 2026 12:00:00 GMT", "\0", "🕐", "nan", "inf"])
-def test_what_is_no_wait_is_none(header: str):
+def test_an_invalid_wait_is_none(header: str):
     assert asked(header, date=NOON) is None
 
 

@@ -1,43 +1,34 @@
 """
-The daily report as one page of HTML that needs nothing else: no network, no script, no other file.
+The daily report as a self-contained HTML page, without scripts, network access or other files.
 
-It is the same for the same input, light or dark as the reader has it, and prints.
+The output is deterministic, follows the reader's colour scheme, and is printable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shipper.report.fetching import WHOLE, Coverage
-from shipper.report.page import sections, tables, tiles
+from shipper.report.fetching import COMPLETE, Coverage
+from shipper.report.formatting import clean, currency, moment, period, reformat_days
+from shipper.report.page import charts, tables, tiles
 from shipper.report.page.account import Account
-from shipper.report.page.markup import Html, document, header, join, section, tag
-from shipper.report.rows import Fetched, by_account
-from shipper.report.wording import clean, moment, period, with_code, with_days_in_words
+from shipper.report.page.markup import Html, document, header, section, tag
+from shipper.report.rows import ReportVersion, by_account, entries_of
 
 
-def render_page(fetched: Iterable[Fetched], findings: Sequence[str] = (), coverage: Coverage = WHOLE) -> str:
-    """
-    Make the page.
-
-    Args:
-        fetched: 1..n reports in any order, one version per account and period.
-        findings: What was found in checking them, one sentence each.
-        coverage: What is missing.
-    Returns:
-        An HTML document, to be written as UTF-8.
-    """
+def render_page(fetched: Iterable[ReportVersion], findings: Sequence[str] = (), coverage: Coverage = COMPLETE) -> str:
+    """Render 1..n reports in any order, one version per account and period."""
     accounts = [
         Account(periods, coverage.of(periods[0].report.source.affiliate_account_id)) for periods in by_account(fetched)
     ]
-    names = ", ".join(_name(account) for account in accounts)
-    title = f"Affiliate daily report: {names}"
-    missing = (
-        tag("main", *(tag("p", with_days_in_words(line), class_="alert") for line in coverage.lines()))
-        if coverage.missing
-        else None
+    alerts = [tag("p", reformat_days(line), class_="alert") for line in coverage.lines()]
+    items = [tag("li", reformat_days(finding)) for finding in findings]
+    return document(
+        f"Affiliate daily report: {', '.join(map(_name, accounts))}",
+        tag("main", *alerts) if alerts else None,
+        *map(_account, accounts),
+        tag("footer", section("Findings", tag("ul", *items)) if items else None),
     )
-    return document(title, missing, *(_account(account) for account in accounts), tag("footer", _findings(findings)))
 
 
 def _account(account: Account) -> Html:
@@ -45,45 +36,32 @@ def _account(account: Account) -> Html:
     if account.brands:
         parts += [
             tiles.key_figures(account),
-            sections.registrations(account),
-            sections.funnels(account),
-            *sections.revenue(account),
+            charts.registrations(account),
+            tables.conversions(account),
+            *charts.revenue(account),
         ]
-    parts += [tables.figures(account), tables.documents(account)]
-    return tag("main", *parts)
+    return tag("main", *parts, tables.figures(account), tables.documents(account))
 
 
 def _head(account: Account) -> Html:
     latest = account.latest.report
-    restated = [period(item.report.reporting_period) for item in account.periods if item.is_restated]
+    first, last = (period(account.periods[end].report.reporting_period) for end in (0, -1))
+    span = f"{first} to {last}, {account.covered or f'{len(account.periods)} periods'}" if account.is_series else last
+    names = [
+        *(item.report.reporting_currency for item in reversed(account.periods)),
+        *(entry.reporting_currency for item in account.periods for entry in entries_of(item.report)),
+    ]
     facts = {
         "Account": str(latest.source.affiliate_account_id),
         "Operator": clean(latest.source.operator_name),
-        "Currency": ", ".join(_currencies(account)),
-        "Made at": moment(latest.reporting_time),
+        "Currency": ", ".join(currency(name) for name in dict.fromkeys(names)),
+        "Generated at": moment(latest.reporting_time),
         "Fetched at": moment(account.latest.fetched_at),
-        "Restated": ", ".join(restated),
+        "Restated": ", ".join(period(item.report.reporting_period) for item in account.periods if item.is_restated),
     }
-    return header("Affiliate daily report", _name(account), _span(account), facts)
+    return header("Affiliate daily report", _name(account), span, facts)
 
 
 def _name(account: Account) -> str:
     source = account.latest.report.source
     return clean(source.affiliate_account_name) or f"Account {source.affiliate_account_id}"
-
-
-def _span(account: Account) -> str:
-    first, last = (period(account.periods[end].report.reporting_period) for end in (0, -1))
-    return f"{first} to {last}, {account.covered or f'{len(account.periods)} periods'}" if account.is_series else last
-
-
-def _currencies(account: Account) -> list[str]:
-    entries = [entry for item in account.periods for entry in account.entries(item)]
-    own = [item.report.reporting_currency for item in reversed(account.periods)]
-    return [with_code(name) for name in dict.fromkeys([*own, *(entry.reporting_currency for entry in entries)])]
-
-
-def _findings(findings: Sequence[str]) -> Html:
-    if not findings:
-        return join([])
-    return section("Findings", tag("ul", *(tag("li", with_days_in_words(finding)) for finding in findings)))

@@ -1,4 +1,4 @@
-"""The data of one account for the page: its periods, and the names and colours of its brands."""
+"""The data of an account for the page: its periods, and the names and colours of its brands."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from shipper.model import wire
+from shipper.report.formatting import clean, short_period
 from shipper.report.metrics import REGISTRATIONS, Metric
-from shipper.report.rows import Fetched, are_disjoint, share_currency
-from shipper.report.wording import clean
+from shipper.report.rows import ReportVersion, are_disjoint, share_currency
 
 COLORS: Final = tuple(f"c{number}" for number in range(7))
 OTHERS_COLOR: Final = "c7"
 
 
 class BrandGroup(NamedTuple):
-    """A brand, or all those that have no colour of their own."""
+    """A brand, or all brands that share the last colour."""
 
     name: str
     color: str
@@ -24,13 +24,9 @@ class BrandGroup(NamedTuple):
 
 
 class Account:
-    """
-    Args:
-        periods: 1..n versions, one per period, ascending.
-        covered: What is missing of the periods that were asked for, `2 of 3 periods; …`; empty if nothing is.
-    """
+    """The ascending periods of an account; `covered` is `2 of 3 periods; …` if some are missing, see `Coverage.of`."""
 
-    def __init__(self, periods: list[Fetched], covered: str = "") -> None:
+    def __init__(self, periods: list[ReportVersion], covered: str = "") -> None:
         self.covered = covered
         self.periods = periods
         self.latest = periods[-1]
@@ -38,13 +34,19 @@ class Account:
         self.may_add_periods = are_disjoint(periods)
         self.has_one_currency = share_currency(periods)
 
+    @property
+    def all_periods(self) -> str:
+        """The title of sums over the periods."""
+        first, last = (short_period(self.periods[end].report.reporting_period) for end in (0, -1))
+        return f"{self.covered or f'All {len(self.periods)} periods'}, {first} to {last}"
+
     def may_compare(self, metric: Metric) -> bool:
-        """Return whether a metric of one period can be compared with that of another, or added to it."""
+        """Return whether a metric can be compared or added between periods."""
         return self.has_one_currency or not metric.is_money
 
     @cached_property
     def brands(self) -> list[BrandGroup]:
-        """Every brand that stands in a document, by number; all beyond the busiest ones have the same colour."""
+        """All brands, by number; only those with the most registrations have their own colour."""
         names = {
             brand.id: clean(brand.name) or f"Brand {brand.id}" for item in self.periods for brand in item.report.brands
         }
@@ -56,7 +58,7 @@ class Account:
 
     @cached_property
     def groups(self) -> list[BrandGroup]:
-        """The series of a chart: brands of a colour of their own, and the others together."""
+        """The series of a chart: brands with their own colour, and a group of the others."""
         others = [brand for brand in self.brands if brand.color == OTHERS_COLOR]
         if len(others) < 2:
             return self.brands
@@ -66,13 +68,13 @@ class Account:
             BrandGroup(f"{len(others)} other brands", OTHERS_COLOR, ids),
         ]
 
-    def entries(self, item: Fetched, group: BrandGroup | None = None) -> list[wire.MarketingSource]:
-        """List the marketing sources of one period; of some brands, or of all."""
+    def entries(self, item: ReportVersion, group: BrandGroup | None = None) -> list[wire.MarketingSource]:
+        """Return the marketing sources of a period, of a group of brands or of all."""
         brands = [brand for brand in item.report.brands if group is None or brand.id in group.ids]
         return [entry for brand in brands for entry in brand.marketing_sources]
 
     def _registrations(self, brand_id: int) -> Decimal:
-        """Weigh a brand; only for the choice of colours, so what is missing counts nothing."""
+        """Return a brand's registrations for the choice of colours; missing figures count as zero."""
         group = BrandGroup("", "", frozenset({brand_id}))
         totals = [REGISTRATIONS.figure(entry).total for item in self.periods for entry in self.entries(item, group)]
         return sum((total for total in totals if total is not None), Decimal(0))

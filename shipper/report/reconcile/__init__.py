@@ -1,1 +1,1 @@
-"""The report compared with the ledger: verdicts, their reasons, and how they are written."""
+"""Comparison of the report with the ledger: verdicts, explanations of differences, and output."""

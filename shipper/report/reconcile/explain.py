@@ -1,167 +1,167 @@
-"""Explains the differences of a reconciliation: in each row by itself, and between neighbouring days."""
+"""Explains the differences of a reconciliation: by row, by another time zone, and between adjacent days."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import date, timedelta
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
 from decimal import Decimal
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Final
 
 from msgspec.structs import replace
 
-from shipper.model import wire
 from shipper.model.records import LedgerKey
 from shipper.model.units import several
-from shipper.report.days import Days, clocks, hour_number
-from shipper.report.metrics import difference, plus
-from shipper.report.ranges import DateRange
-from shipper.report.reconcile.rows import NOTHING, Cause, Explanation, Pair, Row, Zone
-from shipper.report.wording import number
+from shipper.report.days import Days, candidate_zones, hour_number
+from shipper.report.formatting import number
+from shipper.report.metrics import minus, plus
+from shipper.report.ranges import DAY, DateRange
+from shipper.report.reconcile.model import ZERO, Cause, Explanation, Pair, Row, ZoneFit, rows_by_pair
 
-MOVED_MIN: Final = 20  # records; fewer say nothing about a clock
+MOVED_MIN: Final = 20  # records; fewer are no evidence for a time zone
 CHANCE_MAX: Final = 1e-3
 
-_DAY: Final = timedelta(days=1)
 
-
-def explained(row: Row, earlier: Iterable[wire.AmountPair], *, clock: Days | None = None, gained: int = 0) -> Row:
+def explain(row: Row, *, zone: Days | None = None, gained: int = 0) -> Row:
     """
     Explain the difference of a row that is not provisional.
 
     Args:
-        earlier: What the report said of it before.
-        clock: Whose days the report has.
-        gained: How many records more the period has by that clock.
+        zone: The days of the report, if they are those of another zone.
+        gained: How many more records the row's day has in that zone.
     """
     rest = row.difference
-    found: list[Explanation] = []
+    explanations: list[Explanation] = []
 
-    def explain(cause: Cause, amount: Decimal, words: str) -> None:
+    def add(cause: Cause, amount: Decimal, text: str) -> None:
         nonlocal rest
-        rest = difference(rest, amount)
-        found.append(Explanation(cause, amount, words))
+        rest = minus(rest, amount)
+        explanations.append(Explanation(cause, amount, text))
 
-    if clock is not None and gained:
-        explain("time_zone", Decimal(gained), f"day boundary: {gained:+,} by the days of {clock.name}")
-    # What the report does not name at all is missing from it, whatever it said before.
-    others = list(dict.fromkeys(figure.total for figure in earlier if figure.total not in {None, row.reported}))
+    if zone is not None and gained:
+        add("time_zone", Decimal(gained), f"day boundary: {gained:+,} by the days of {zone.name}")
+    # A source that is not in the report at all is missing, even if earlier versions had it.
+    others = list(dict.fromkeys(figure.total for figure in row.earlier if figure.total not in {None, row.reported}))
     if others and row.result is not None:
-        was = " and ".join(f"{total:,f}" for total in others)
+        totals = " and ".join(f"{total:,f}" for total in others)
         agreed = Decimal(row.accepted + gained) in others
-        words = f"restated: the report said {was} before" + (", as was accepted" if agreed else "")
-        explain("restated", rest if agreed else NOTHING, words)
-    if row.adjustment and difference(rest, row.adjustment).copy_abs() < rest.copy_abs():
-        explain("adjustment", row.adjustment, f"the platform adjusted its own result by {row.adjustment:+,f}")
+        text = f"restated: the report had {totals} before" + (", as accepted" if agreed else "")
+        add("restated", rest if agreed else ZERO, text)
+    if row.adjustment and minus(rest, row.adjustment).copy_abs() < rest.copy_abs():
+        add("adjustment", row.adjustment, f"the platform adjusted its own result by {row.adjustment:+,f}")
     if rest > 0 and row.dead_letters:
-        are, them = ("is a dead letter", "it") if row.dead_letters == 1 else ("are dead letters", "them")
-        words = f"{several(row.dead_letters, 'record')} of it {are} here; the service may have got {them} all the same"
-        explain("dead_letters", min(rest, Decimal(row.dead_letters)), words)
-    return replace(row, explanations=tuple(found), unexplained=rest)
+        verb, pronoun = ("is a dead letter", "it") if row.dead_letters == 1 else ("are dead letters", "them")
+        records = several(row.dead_letters, "record")
+        text = f"{records} {verb} here; the service may have received {pronoun} anyway"
+        add("dead_letters", min(rest, Decimal(row.dead_letters)), text)
+    return replace(row, explanations=tuple(explanations), unexplained=rest)
 
 
-def provisional(row: Row, earlier: Iterable[wire.AmountPair], young: int) -> Row:
+def explain_provisional(row: Row, recent: int) -> Row:
+    """Judge only missing records in excess of the row's `recent` ones, as the report may still count these."""
+    unexplained = min(ZERO, minus(explain(row).unexplained, -recent))
+    return replace(row, unexplained=unexplained, unjudged=minus(row.difference, unexplained))
+
+
+def explain_by_zone(
+    rows: list[Row], periods: Sequence[DateRange], settled_until: date, boundaries: Boundaries
+) -> tuple[list[Row], ZoneFit | None]:
     """
-    Judge only what time cannot mend in a provisional row: a lack beyond the records of the most recent days.
+    Explain all differences by the days of another time zone if one fits; otherwise return the rows unchanged.
 
-    Args:
-        young: How many of the accepted records are of those days.
+    A zone fits if counting records by its days leaves no difference for any settled day, brand and source. It must move
+    at least `MOVED_MIN` records between compared days, and the probability of a fit by chance must be below
+    `CHANCE_MAX`.
     """
-    unexplained = min(NOTHING, difference(explained(row, earlier).unexplained, Decimal(-young)))
-    return replace(row, unexplained=unexplained, unjudged=difference(row.difference, unexplained))
+    settled = [days.start for days in periods if days.end <= settled_until]
+    if not settled or any(days.start != days.end for days in periods):
+        return rows, None
+    by_cell = {(row.days.start, row.pair): row for row in rows}
+    pairs = sorted({*boundaries.pairs, *(row.pair for row in rows)}, key=lambda pair: pair.order)
 
+    def fits(zone: Days) -> bool:
+        for day in settled:
+            for pair in pairs:
+                gained, row = boundaries.gained(pair, day, zone), by_cell.get((day, pair))
+                difference = row.difference if row else ZERO
+                if difference != gained and (row is None or explain(row, zone=zone, gained=gained).unexplained):
+                    return False
+        return True
 
-def zone_of(
-    left: Callable[[date, Pair, Days, int], Decimal],
-    days: Sequence[date],
-    pairs: Sequence[Pair],
-    boundaries: Boundaries,
-) -> Zone | None:
-    """
-    Find the zone whose days explain all differences.
-
-    It explains them if nothing is left of any compared day, brand and source once the records that its clock moves are
-    counted where that clock has them. It has to move `MOVED_MIN` records between compared days at least, and such a
-    fit has to be less likely by chance than `CHANCE_MAX`.
-
-    Args:
-        left: What is unexplained of a day and pair by a clock that gives it so many records more.
-        days: All that are compared and not provisional, ascending.
-        pairs: All that have records or figures.
-    """
-
-    if not days:
-        return None
-
-    def fits(clock: Days) -> bool:
-        return not any(left(day, pair, clock, boundaries.gained(pair, day, clock)) for day in days for pair in pairs)
-
-    tried = clocks(days[0], days[-1])
-    fitting = tuple(filter(fits, tried))
+    candidates = candidate_zones(settled[0], settled[-1])
+    fitting = tuple(filter(fits, candidates))
     if not fitting:
-        return None
-    inner = [day for before, day in pairwise(days) if day - before == _DAY]
-    moved = [abs(boundaries.moved_into(pair, day, fitting[0])) for day in inner for pair in pairs]
-    zone = Zone(fitting, sum(moved), chance_of(moved, len(tried)))
-    return zone if zone.moved >= MOVED_MIN and zone.chance < CHANCE_MAX else None
+        return rows, None
+    zone = fitting[0]
+    inner = [day for before, day in pairwise(settled) if day - before == DAY]
+    moved = [abs(boundaries.moved_into(pair, day, zone)) for day in inner for pair in pairs]
+    fit = ZoneFit(fitting, sum(moved), chance_of_fit(moved, len(candidates)))
+    if fit.moved < MOVED_MIN or fit.chance >= CHANCE_MAX:
+        return rows, None
+    return [
+        explain(row, zone=zone, gained=boundaries.gained(row.pair, row.days.start, zone))
+        if row.difference and row.days.end <= settled_until
+        else row
+        for row in rows
+    ], fit
 
 
-def chance_of(moved: Iterable[int], tried: int) -> float:
+def chance_of_fit(moved: Iterable[int], candidates: int) -> float:
     """
-    Return how likely some zone fits by chance, at most.
+    Return an upper bound for the probability that a zone fits by chance.
 
     Args:
-        moved: How many records a clock moves over the end of each day, of each brand and source. Had the differences
-            another reason, any number of them from none to all would be as likely.
-        tried: How many zones had the chance to fit.
+        moved: How many records a zone moves over the end of each day, by brand and source. If the differences had
+            another cause, any number from none to all would be equally likely.
+        candidates: How many zones could have fitted.
     """
-    return min(1.0, tried * prod(1 / (count + 1) for count in moved))
+    return min(1.0, candidates * prod(1 / (count + 1) for count in moved))
 
 
-def with_neighbours(rows: Sequence[Row], boundaries: Boundaries, hours: int) -> Iterator[Row]:
+def explain_by_neighbours(rows: Sequence[Row], boundaries: Boundaries, hours: int) -> Iterator[Row]:
     """
-    Explain what two days that border on each other lack and have too much; in the order of `rows`.
+    Explain the missing records of a day by the surplus of an adjacent day; yield the rows in order.
 
-    The lack of the one has to be the surplus of the other, and no more than the records that the ledger has within so
-    many hours of the boundary, on the side where they are missing. In a run of three days nothing is explained.
+    Both must be the same number, and not exceed the records that the ledger has within `hours` of the boundary on the
+    side where they are missing. Runs of three or more days are not explained.
     """
-    words: dict[tuple[DateRange, Pair], str] = {}
-    by_pair = sorted(rows, key=lambda row: (row.pair.place, row.days))
-    for pair, of_pair in groupby(by_pair, key=lambda row: row.pair):
-        for run in _runs(of_pair):
+    texts: dict[tuple[DateRange, Pair], str] = {}
+    for pair, pair_rows in rows_by_pair(rows):
+        for run in _runs(pair_rows):
             if len(run) != 2 or plus(run[0].unexplained, run[1].unexplained):
                 continue
             first, second = run
             is_late = first.unexplained < 0
-            near = (boundaries.before if is_late else boundaries.after)(pair, second.days.start, hours)
-            if first.unexplained.copy_abs() <= near and not (first.is_provisional or second.is_provisional):
+            near = boundaries.near(pair, second.days.start, -hours if is_late else hours)
+            count = first.unexplained.copy_abs()
+            if count <= near and not (first.is_provisional or second.is_provisional):
                 counted = second if is_late else first
-                some = f"{_of_all(first.unexplained.copy_abs(), near)} within {hours} h of the end of {first.days}"
+                records = f"{_describe_share(count, near)} within {hours} h of the end of {first.days}"
                 for row in run:
-                    words[row.days, pair] = f"day boundary: {some} may count as of {counted.days}"
+                    texts[row.days, pair] = f"day boundary: {records} may count for {counted.days}"
     for row in rows:
-        if said := words.get((row.days, row.pair)):
-            explanation = Explanation("neighbours", row.unexplained, said)
-            row = replace(row, explanations=(*row.explanations, explanation), unexplained=NOTHING)
+        if text := texts.get((row.days, row.pair)):
+            explanation = Explanation("neighbours", row.unexplained, text)
+            row = replace(row, explanations=(*row.explanations, explanation), unexplained=ZERO)
         yield row
 
 
-def _of_all(count: Decimal, whole: int) -> str:
+def _describe_share(count: Decimal, whole: int) -> str:
     if count == whole:
         return "the only record" if whole == 1 else f"all {whole:,} records"
     return f"{number(count)} of the {whole:,} records"
 
 
 def _runs(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Group the days of a pair, one directly after the other, of which something is unexplained."""
+    """Group adjacent days with unexplained differences."""
     run: list[Row] = []
     for row in rows:
         if not row.unexplained or row.days.start != row.days.end:
             continue
-        if run and row.days.start - run[-1].days.end != _DAY:
+        if run and row.days.start - run[-1].days.end != DAY:
             yield run
             run = []
         run.append(row)
@@ -170,13 +170,7 @@ def _runs(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 class Boundaries:
-    """
-    The records of an account by hour, brand and marketing source.
-
-    Args:
-        accepted: From two days before the compared days to two days after them.
-        days: The zone whose days are compared.
-    """
+    """An account's records by hour, brand and source, from two days before the compared days to two days after."""
 
     def __init__(self, accepted: Mapping[LedgerKey, int], days: Days) -> None:
         by_pair: dict[Pair, dict[int, int]] = defaultdict(lambda: defaultdict(int))
@@ -194,28 +188,22 @@ class Boundaries:
     def pairs(self) -> Iterable[Pair]:
         return self._hours.keys()
 
-    def before(self, pair: Pair, day: date, hours: int) -> int:
-        """Count the records of the last hours before a day begins."""
+    def near(self, pair: Pair, day: date, hours: int) -> int:
+        """Count the records in the first hours of a day; negative hours = the last hours before it."""
         start = self._start_of(day)
-        return self._between(pair, start - hours, start)
+        return abs(self._between(pair, start, start + hours))
 
-    def after(self, pair: Pair, day: date, hours: int) -> int:
-        """Count the records of the first hours of a day."""
-        start = self._start_of(day)
-        return self._between(pair, start, start + hours)
+    def moved_into(self, pair: Pair, day: date, zone: Days) -> int:
+        """Count the records of the previous day that are in this day in a zone; negative = vice versa."""
+        return self._between(pair, zone.start_of(day), self._start_of(day))
 
-    def moved_into(self, pair: Pair, day: date, clock: Days) -> int:
-        """Count the records of the day before that a clock has in this day; below 0 = the other way round."""
-        start, by_clock = self._start_of(day), clock.start_of(day)
-        if by_clock <= start:
-            return self._between(pair, by_clock, start)
-        return -self._between(pair, start, by_clock)
-
-    def gained(self, pair: Pair, day: date, clock: Days) -> int:
-        """Return how many records more a day has by a clock; below 0 = fewer."""
-        return self.moved_into(pair, day, clock) - self.moved_into(pair, _next(day), clock)
+    def gained(self, pair: Pair, day: date, zone: Days) -> int:
+        """Return how many more records a day has in a zone; negative = fewer."""
+        next_day = day + DAY if day < date.max else day
+        return self.moved_into(pair, day, zone) - self.moved_into(pair, next_day, zone)
 
     def _between(self, pair: Pair, start: int, end: int) -> int:
+        """Count the records from one hour to another; negative if the end is before the start."""
         hours = self._hours.get(pair)
         if not hours:
             return 0
@@ -224,9 +212,5 @@ class Boundaries:
 
 
 def pair_of(key: LedgerKey) -> Pair:
-    """Return the brand and marketing source of a key of the ledger."""
+    """Return the brand and marketing source of a ledger key."""
     return Pair(key[1], int(key[3]) if key[3] else None)
-
-
-def _next(day: date) -> date:
-    return day + _DAY if day < date.max else day

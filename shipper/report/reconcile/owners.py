@@ -1,9 +1,9 @@
 """
-Which account an accepted record belongs to.
+Determines the account that an accepted record belongs to.
 
-In this order: the account that the settings give its media; the account whose report has named its media; the account
-that its AffiliateID stands for. If reports of several accounts named the media, the AffiliateID decides between them,
-else the least number does. A record that nothing of this applies to is unassigned.
+In this order: the account to which the settings assign its media; the account whose reports name its media; the account
+of its AffiliateID. If reports of several accounts name the media, the AffiliateID decides between them, otherwise the
+lowest account number. Other records are unassigned.
 """
 
 from __future__ import annotations
@@ -20,17 +20,10 @@ from shipper.model.records import LedgerKey
 _Key = TypeVar("_Key", int, str)
 
 _COLUMNS: Final = ("account", "media", "affiliate_id")
-_NOBODY: Final[frozenset[int]] = frozenset()
 
 
 class Claim(NamedTuple):
-    """
-    Whose a record is.
-
-    Attributes:
-        owner: None if it is unassigned.
-        claimants: All accounts that something speaks for.
-    """
+    """The owner of records, None if they are unassigned, and all accounts with a claim on them."""
 
     owner: int | None
     claimants: frozenset[int]
@@ -38,71 +31,60 @@ class Claim(NamedTuple):
 
 class Owners(NamedTuple):
     """
-    What is known of whose records are whose.
+    The data that determines owners.
 
     Attributes:
-        media: The accounts that the settings give marketing sources to.
-        affiliates: The same of AffiliateIDs.
-        named: By account, the media that its reports have named.
+        media, affiliates: The accounts of media and AffiliateIDs in the settings.
+        named: The media in the reports of an account, by account.
     """
 
     media: Mapping[int, int] = MappingProxyType({})
     affiliates: Mapping[str, int] = MappingProxyType({})
     named: Mapping[int, frozenset[int]] = MappingProxyType({})
 
-    def naming(self, account: int, media: Iterable[int]) -> Owners:
-        """Add what a report of an account names; the account is known from then on also if that is nothing."""
-        return self._replace(named={**self.named, account: self.named.get(account, _NOBODY) | frozenset(media)})
-
-    def giving(self, account: int, media: Iterable[int]) -> Owners:
-        """Add media that the settings give to an account."""
-        return self._replace(media={**self.media, **dict.fromkeys(media, account)})
-
-    def claims(self) -> Claims:
-        """Prepare for many records."""
-        return Claims(self)
+    def with_named(self, account: int, media: Iterable[int]) -> Owners:
+        """Add media named by an account's reports; the account becomes known even if there are none."""
+        before = self.named.get(account, frozenset())
+        return self._replace(named={**self.named, account: before | frozenset(media)})
 
 
 class Claims:
-    """Finds the owner of records."""
+    """Determines the owner of records."""
 
     def __init__(self, owners: Owners) -> None:
         self._media = owners.media
         accounts = {*owners.named, *owners.media.values(), *owners.affiliates.values()}
         self._affiliates = {**{str(account): account for account in accounts}, **owners.affiliates}
         self._naming: dict[int, set[int]] = {}
-        for account, media in owners.named.items():
-            for each in media:
-                self._naming.setdefault(each, set()).add(account)
-        self._found: dict[tuple[str, str], Claim] = {}
+        for account, named_media in owners.named.items():
+            for media in named_media:
+                self._naming.setdefault(media, set()).add(account)
+        self._claims: dict[tuple[str, str], Claim] = {}
 
     def of(self, key: LedgerKey) -> Claim:
-        """Return who owns the records of a key of the ledger."""
-        found = self._found.get(key[2:])
-        if found is None:
-            found = self._found[key[2:]] = self._claim(key[2], int(key[3]) if key[3] else None)
-        return found
+        """Return the claim on the records of a ledger key."""
+        claim = self._claims.get(key[2:])
+        if claim is None:
+            claim = self._claims[key[2:]] = self._claim(key[2], int(key[3]) if key[3] else None)
+        return claim
 
     def _claim(self, affiliate_id: str, media: int | None) -> Claim:
-        given = None if media is None else self._media.get(media)
+        assigned = None if media is None else self._media.get(media)
         naming = set() if media is None else self._naming.get(media, set())
         affiliate = self._affiliates.get(affiliate_id)
-        claimants = frozenset(naming) | frozenset(each for each in (given, affiliate) if each is not None)
-        if given is not None:
-            return Claim(given, claimants)
-        if naming:
-            return Claim(affiliate if affiliate in naming else min(naming), claimants)
+        claimants = frozenset(naming) | {account for account in (assigned, affiliate) if account is not None}
+        if assigned is not None:
+            return Claim(assigned, claimants)
+        if naming and affiliate not in naming:
+            return Claim(min(naming), claimants)
         return Claim(affiliate, claimants)
 
 
 def read_owners(path: Path) -> Owners:
     """
-    Read whose records are whose from CSV with the columns account, media and affiliate_id.
+    Read owners from CSV with the columns account, media and affiliate_id.
 
-    A row gives the account a media, an AffiliateID, or both.
-
-    Raises:
-        ConfigError: The file cannot be read, or a row is none; names its line.
+    A row assigns a media, an AffiliateID, or both. Raise ConfigError with the line number if one is invalid.
     """
     media: dict[int, int] = {}
     affiliates: dict[str, int] = {}
@@ -110,32 +92,34 @@ def read_owners(path: Path) -> Owners:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file, strict=True)
             if tuple(rows.fieldnames or ()) != _COLUMNS:
-                raise _wrong(path, 1, f"the first line is not {','.join(_COLUMNS)}")
+                raise _invalid(path, 1, f"the first line is not {','.join(_COLUMNS)}")
             for row in rows:
-                account = _number(path, rows.line_num, "account", row["account"])
-                if row["media"]:
-                    number = _number(path, rows.line_num, "media", row["media"])
-                    _give(path, rows.line_num, media, number, account)
-                if row["affiliate_id"]:
-                    _give(path, rows.line_num, affiliates, row["affiliate_id"], account)
-                if not row["media"] and not row["affiliate_id"]:
-                    raise _wrong(path, rows.line_num, "it has neither media nor affiliate_id")
+                try:
+                    account = _number("account", row["account"])
+                    if row["media"]:
+                        _assign(media, _number("media", row["media"]), account)
+                    if row["affiliate_id"]:
+                        _assign(affiliates, row["affiliate_id"], account)
+                    if not row["media"] and not row["affiliate_id"]:
+                        raise ValueError("it has neither media nor affiliate_id")
+                except ValueError as error:
+                    raise _invalid(path, rows.line_num, str(error)) from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error}", key="report.accounts") from error
     return Owners(media, affiliates)
 
 
-def _give(path: Path, line: int, given: dict[_Key, int], key: _Key, account: int) -> None:
-    before = given.setdefault(key, account)
-    if before != account:
-        raise _wrong(path, line, f"it gives {key} to account {account}, an earlier line to account {before}")
+def _assign(owners: dict[_Key, int], key: _Key, account: int) -> None:
+    owner = owners.setdefault(key, account)
+    if owner != account:
+        raise ValueError(f"it assigns {key} to account {account}, but an earlier line to account {owner}")
 
 
-def _number(path: Path, line: int, name: str, text: str | None) -> int:
+def _number(name: str, text: str | None) -> int:
     if text is None or not text.isascii() or not text.isdecimal() or len(text) > 20:
-        raise _wrong(path, line, f"its {name} is not a number")
+        raise ValueError(f"its {name} is not a number")
     return int(text)
 
 
-def _wrong(path: Path, line: int, what: str) -> ConfigError:
-    return ConfigError(f"{str(path)!r}, line {line}: {what}", key="report.accounts")
+def _invalid(path: Path, line: int, message: str) -> ConfigError:
+    return ConfigError(f"{str(path)!r}, line {line}: {message}", key="report.accounts")

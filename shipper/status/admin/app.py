@@ -1,4 +1,4 @@
-"""The addresses that a running shipper answers at."""
+"""The HTTP endpoints of a running shipper."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from shipper.model.errors import ShipperError
 from shipper.report.history import LatestFetch, latest_fetch
 from shipper.status.admin import page
 from shipper.status.admin.metrics import CONTENT_TYPE, Metrics
-from shipper.status.board import Board
 from shipper.status.document import document
-from shipper.status.overview import Overview, look_at
+from shipper.status.live import Board
+from shipper.status.overview import Overview, read_overview
 from shipper.status.snapshot import Snapshot
-from shipper.status.watch import Watch
+from shipper.status.watchdog import Watchdog
 
 _FRESH_S: Final = 1.0
-_COST_SHARE: Final = 20  # looking into the state may take one part in so many of the time
+_COST_SHARE: Final = 20  # reading the state may take 1/20 of the time
 
 
 class Admin:
@@ -34,24 +34,24 @@ class Admin:
     Args:
         directory: The state directory; None = there is none.
         wall_time: Seconds since the epoch.
-        now: A clock that does not jump, seconds.
+        now: Monotonic clock, seconds.
     """
 
     def __init__(
         self,
         board: Board,
-        watch: Watch,
+        watchdog: Watchdog,
         directory: Path | None,
         *,
         wall_time: Callable[[], float],
         now: Callable[[], float],
     ) -> None:
         self._board = board
-        self._watch = watch
+        self._watchdog = watchdog
         self._directory = directory
         self._wall_time = wall_time
         self._now = now
-        self._look = threading.Lock()
+        self._state_lock = threading.Lock()
         self._state: tuple[Overview, LatestFetch | None] | None = None
         self._state_until = 0.0
         self._metrics = Metrics(lambda: board.live, lambda: self._fresh_state()[0])
@@ -66,7 +66,7 @@ class Admin:
             "/readyz": self._readiness,
         }
         app = Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
-        app.router.redirect_slashes = False  # it would read the query, which need not be text
+        app.router.redirect_slashes = False  # it would decode the query, which may not be text
         return app
 
     async def _page(self, _: Request) -> Response:
@@ -80,25 +80,25 @@ class Admin:
         except ShipperError as error:
             return PlainTextResponse(f"{error}\n", status_code=500)
         live = self._board.live
-        seen = Snapshot(
+        snapshot = Snapshot(
             at=self._wall_time(),
             process_id=live.process_id if live else 0,
             live=live,
             state=state,
             report=report,
-            stuck=self._watch.stuck,
+            stuck=self._watchdog.stuck,
         )
-        return _json(msgspec.json.encode(document(seen)))
+        return _json(msgspec.json.encode(document(snapshot)))
 
     def _fresh_state(self) -> tuple[Overview, LatestFetch | None]:
-        """Read the state, but not so often that many requests would keep it busy."""
+        """Read the state, or return a recent one, so that many requests do not keep it busy."""
         if self._directory is None:
             return Overview(at=self._wall_time()), None
-        with self._look:
+        with self._state_lock:
             started_at = self._now()
             if self._state is None or started_at >= self._state_until:
                 now = self._wall_time()
-                self._state = look_at(self._directory, now) or Overview(), latest_fetch(self._directory)
+                self._state = read_overview(self._directory, now), latest_fetch(self._directory)
                 self._state_until = started_at + max(_FRESH_S, _COST_SHARE * (self._now() - started_at))
             return self._state
 
@@ -109,16 +109,16 @@ class Admin:
             since = float("nan")
         if not isfinite(since):
             return PlainTextResponse("since: expected seconds since the epoch\n", status_code=400)
-        return _json(msgspec.json.encode(self._board.moments(since)))
+        return _json(msgspec.json.encode(self._board.points(since)))
 
     async def _metrics_text(self, _: Request) -> Response:
         return Response(await run_sync(self._metrics.render), headers={"Content-Type": CONTENT_TYPE})
 
     async def _health(self, _: Request) -> Response:
-        """Return whether every stage makes progress, whatever the service does."""
-        if not self._watch.stuck:
+        """Answer whether all stages make progress, independently of the service."""
+        if not self._watchdog.stuck:
             return PlainTextResponse("ok\n")
-        return PlainTextResponse(f"stuck: {self._watch.stuck}\n", status_code=503)
+        return PlainTextResponse(f"stuck: {self._watchdog.stuck}\n", status_code=503)
 
     async def _readiness(self, _: Request) -> Response:
         live = self._board.live

@@ -1,4 +1,4 @@
-"""Serves the admin address in a thread of its own."""
+"""Serves the admin endpoints in a separate thread."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import structlog
 
 from shipper.status.admin.app import Admin
-from shipper.status.board import Board
-from shipper.status.watch import Watch
-from shipper.system.addresses import listen_address
+from shipper.status.live import Board
+from shipper.status.watchdog import Watchdog
+from shipper.system.addresses import parse_listen_address
 from shipper.system.serving import BoundedProtocol, HostGuard, Server, address_of, listen, running_in_thread
 
 log = structlog.get_logger("admin")
@@ -20,7 +20,7 @@ _GRACE_SECONDS = 1
 
 
 class _Protocol(BoundedProtocol):
-    """What asks here are browsers, probes and scrapes. Each connection takes a descriptor, which inputs need, too."""
+    """Limits for browsers, probes and scrapers. Connections use file descriptors, which inputs need, too."""
 
     head_bytes = 16_384
     body_bytes = 0
@@ -33,7 +33,7 @@ class _Protocol(BoundedProtocol):
 def serving(
     address: str,
     board: Board,
-    watch: Watch,
+    watchdog: Watchdog,
     directory: Path | None,
     *,
     hosts: Iterable[str],
@@ -41,20 +41,20 @@ def serving(
     now: Callable[[], float],
 ) -> Iterator[None]:
     """
-    Serve while this is entered.
+    Serve until the context ends.
 
     Args:
         address: HOST:PORT.
         directory: The state directory; None = there is none.
-        hosts: Names to answer to, beside the host of the address, `localhost` and address literals.
+        hosts: Host names to accept in addition to the host of the address, `localhost` and address literals.
     Raises:
-        ConfigError: The address cannot be had.
+        ConfigError: The address cannot be used.
     """
-    host, port = listen_address(address)
+    host, port = parse_listen_address(address)
     with listen(host, port, key="admin.listen") as listener:
-        app = Admin(board, watch, directory, wall_time=wall_time, now=now).app()
+        app = Admin(board, watchdog, directory, wall_time=wall_time, now=now).app()
         server = Server(
-            HostGuard(app, names=[host, *hosts], advice="list further names in admin.hosts"),
+            HostGuard(app, names=[host, *hosts], advice="add other names to admin.hosts"),
             http=_Protocol,
             loop="asyncio",
             timeout_graceful_shutdown=_GRACE_SECONDS,

@@ -166,10 +166,10 @@ class Broker:
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def start(self) -> None:
-        """Start the nodes that do not run."""
+    def start(self, *numbers: int) -> None:
+        """Start nodes that do not run, by default all, and wait until the brokers agree on which are alive."""
         for number, config in enumerate(self._configs):
-            if number not in self._processes:
+            if number not in self._processes and (not numbers or number in numbers):
                 with (self._folder / f"{number}.log").open("ab") as out:
                     self._processes[number] = subprocess.Popen(
                         self._command("kafka.Kafka", str(config)), stdout=out, stderr=out, cwd=self._folder
@@ -181,7 +181,7 @@ class Broker:
             assert time.monotonic() < deadline, "the broker did not start"
             try:
                 admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
-                if len(admin.list_topics(timeout=1).brokers) == len(self._configs):
+                if len(admin.list_topics(timeout=1).brokers) == len(self._processes):
                     return
             except KafkaException:
                 pass
@@ -390,13 +390,13 @@ def sums(ledger: Mapping[str, Read]) -> Counter[str]:
     import json
 
     from shipper.kafka.documents import PART
-    from shipper.state.ledger_upkeep import unpacked
+    from shipper.state.ledger import unpack
 
     found: Counter[str] = Counter()
     for key, each in ledger.items():
         last = key.rpartition("/")[2]
         if last.startswith(PART):
-            *_, accepted, duplicates = unpacked(each.value or b"")
+            *_, accepted, duplicates = unpack(each.value or b"")
             found.update({"rows_accepted": sum(accepted), "rows_duplicates": sum(duplicates)})
             continue
         row = json.loads(each.value or b"{}")

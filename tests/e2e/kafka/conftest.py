@@ -1,4 +1,4 @@
-"""A broker for all tests of a process, and a group of its own for each test."""
+"""A broker for all tests of a process, and a separate group for each test."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def _cluster(_start: Callable[..., Broker]) -> Iterator[Broker]:
 
 class Group:
     """
-    A group with a topic, and members of it.
+    A group with a topic and members.
 
     Attributes:
-        name: Of the group.
-        topic: What it reads, with two partitions.
+        name: Name of the group.
+        topic: Its topic with two partitions.
     """
 
     def __init__(self, broker: Broker, shipper: Shipper, partitions: int = 2) -> None:
@@ -81,7 +81,7 @@ class Group:
 
     @property
     def rights(self) -> dict[str, AclBinding]:
-        """What a member needs, as `docs/kafka.md` says."""
+        """The rights that a member needs according to `docs/kafka.md`."""
         topic, read, write = ResourceType.TOPIC, AclOperation.READ, AclOperation.WRITE
         transactions = right(ResourceType.TRANSACTIONAL_ID, f"{self.name}-", write, is_prefix=True)
         return {
@@ -89,6 +89,7 @@ class Group:
             "group": right(ResourceType.GROUP, self.name, read),
             "letters": right(topic, self.letters, write),
             "ledger": right(topic, self.ledger, write),
+            "reading the ledger": right(topic, self.ledger, read),
             "transactions": transactions,
         }
 
@@ -98,16 +99,16 @@ class Group:
         return self.shipper.start("run", settings=wanted, check=False, **options)
 
     def killed(self, point: str, settings: dict[str, object] | None = None) -> Running:
-        """Run a member that kills itself at a point of the commit; its open transaction times out soon."""
+        """Run a member that kills itself at a crash point of the commit; its open transaction times out soon."""
         transaction = {"shipper.kafka.client.TRANSACTION_S": 3.0}
         with patch.object(self.shipper, "shortened", self.shipper.shortened | transaction):
             killed = self.member(settings, env={"SHIPPER_CRASH_AT": point})
-        killed.wait_until(lambda: killed.has_ended, "it was killed")
+        killed.wait_until(lambda: killed.has_ended, "it is killed")
         assert killed.process.returncode == -signal.SIGKILL
         return killed
 
     def is_settled(self) -> bool:
-        """Whether the group is at the end of its topic."""
+        """Return whether the group has reached the end of its topic."""
         return self.broker.committed(self.name, self.topic) == {
             partition: end for partition, end in self.broker.ends(self.topic).items() if end
         }
@@ -120,13 +121,13 @@ def broker(_broker: Broker) -> Broker:
 
 @pytest.fixture
 def cluster(_cluster: Broker) -> Broker:
-    _cluster.start()  # what an earlier test has killed
+    _cluster.start()  # restart nodes killed by an earlier test
     return _cluster
 
 
 @pytest.fixture
 def secure(_broker: Broker, shipper: Shipper) -> Group:
-    """A group at the listener with TLS and SCRAM, with all rights that it needs and no other."""
+    """A group at the listener with TLS and SCRAM, with exactly the rights that it needs."""
     group = Group(_broker, shipper)
     group.create_topics()
     group.brokers = [_broker.secure_address]
@@ -144,7 +145,7 @@ def secure(_broker: Broker, shipper: Shipper) -> Group:
 
 @pytest.fixture
 def group(_broker: Broker, shipper: Shipper, service: Service, tmp_path: Path) -> Group:
-    """A group whose topics are all there."""
+    """A group whose topics exist."""
     group = Group(_broker, shipper)
     group.create_topics()
     return group

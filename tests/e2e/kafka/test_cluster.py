@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import time
 from collections import Counter
 from datetime import UTC, datetime
 from random import Random
 
 import pytest
+from confluent_kafka.admin import NewTopic
 
 from shipper.sandbox.samples import sample_lines
 from tests.conftest import SEED
@@ -17,6 +20,7 @@ from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper, changed, sandbox, wait_until
 from tests.e2e.kafka.broker import Broker, sums
 from tests.e2e.kafka.conftest import Group
+from tests.e2e.kafka.test_gaps import stopped
 from tests.e2e.kafka.test_member import partitions, values
 
 pytestmark = pytest.mark.long
@@ -57,6 +61,49 @@ def test_a_node_that_dies_costs_nothing(
     counts = sums(cluster.table(group.ledger))
     assert (counts["read"], counts["dead_lettered"]) == (15_030, 30)
     assert counts["accepted"] == counts["rows_accepted"] == 15_000, json.dumps(counts)
+
+
+@pytest.mark.parametrize(("is_running", "transaction"), [(False, ""), (False, "producer"), (True, "")])
+def test_records_that_are_lost_after_they_were_read_are_a_gap(
+    is_running: bool, transaction: str, cluster: Broker, shipper: Shipper, service: Service, sample: Sample
+):
+    """An unclean election: the new log is shorter, and then longer than what the group has read."""
+    group = Group(cluster, shipper)
+    group.create_topics()
+    group.topic += ".unclean"
+    group.write()
+    config = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
+    topic = NewTopic(group.topic, 1, replica_assignment=[[2, 3]], config=config)
+    (future,) = cluster.admin.create_topics([topic]).values()
+    future.result(30)
+    cluster.produce(group.topic, values(sample, 0, 100), transaction=transaction)
+    both = 101 if transaction else 100  # the end of what is in both logs, with the marker of the transaction
+    wait_until(lambda: cluster.ends(group.topic)[0] == both, "both nodes have it")
+    cluster.stop(2)
+    cluster.produce(group.topic, values(sample, 100, 200), transaction=transaction)
+    running = group.member()
+    end = both + 100
+    running.wait_until(lambda: cluster.committed(group.name, group.topic).get(0, 0) >= end, "it has settled all")
+    committed = cluster.committed(group.name, group.topic)
+    if not is_running:
+        assert running.stop().returncode == 0
+    cluster.stop(1)
+    cluster.start(2)
+    cluster.produce(group.topic, values(sample, 200, 350), transaction=transaction)
+    assert cluster.ends(group.topic)[0] > committed[0]
+    if not is_running:
+        running = group.member()
+    running.wait_until(lambda: stopped(running) or service.stored > 200, "it stops or reads on")
+    assert stopped(running) == [f"{group.topic}/0"]
+    # A running member may notice before the log has grown.
+    lost = f"lost records {both} to {end - 1}, which the group has read"
+    assert re.search(f"{lost}|it was truncated", running.stderr), running.stderr
+    assert cluster.committed(group.name, group.topic) == committed
+    group.write(on_gap="continue")
+    running.process.send_signal(signal.SIGHUP)
+    running.wait_until(lambda: service.stored == 350, "the new log is read from where it differs")
+    assert running.stop().returncode == 0
+    service.assert_holds_exactly(sample.ids[:350])
 
 
 @PROTOCOLS

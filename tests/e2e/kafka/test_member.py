@@ -1,4 +1,4 @@
-"""`shipper run` as a member of a consumer group, at a real broker: what it delivers, commits, keeps and says."""
+"""`shipper run` as a member of a consumer group with a real broker: what it delivers, commits, keeps and reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_member_delivers_a_topic_and_keeps_no_state(group: Group, broker: Brok
     assert not group.shipper.state.exists()
 
 
-def test_a_further_member_goes_on_where_the_last_one_stopped(
+def test_the_next_member_resumes_where_the_last_one_stopped(
     group: Group, broker: Broker, service: Service, sample: Sample
 ):
     for start in (0, 500):
@@ -73,7 +73,7 @@ def test_each_bad_message_is_one_letter_byte_for_byte(group: Group, broker: Brok
     assert (counts["read"], counts["accepted"], counts["dead_lettered"]) == (20, 12, 8)
 
 
-def test_keys_stand_in_letters_and_tombstones_can_be_skipped(group: Group, broker: Broker, sample: Sample):
+def test_letters_contain_keys_and_tombstones_can_be_skipped(group: Group, broker: Broker, sample: Sample):
     broker.produce(group.topic, [b"{}", None, *values(sample, 0, 1)], keys=[b"one"] * 3)
     running = group.member({"input.kafka.tombstones": "skip"})
     running.wait_until(group.is_settled, "the group is at the end")
@@ -101,10 +101,10 @@ def test_two_members_share_the_partitions(group: Group, broker: Broker, service:
     for running in (first, second):
         admin = Admin(running)
         running.wait_until(
-            lambda admin=admin: admin.metrics()["shipper_events_accepted_total"] == 1000, "it got half of them accepted"
+            lambda admin=admin: admin.metrics()["shipper_events_accepted_total"] == 1000, "half of them are accepted"
         )
     assert first.stop().returncode == 0
-    second.wait_until(lambda: len(partitions(second)) == 2, "it has both")
+    second.wait_until(lambda: len(partitions(second)) == 2, "it has both partitions")
     assert second.stop().returncode == 0
     service.assert_holds_exactly(sample.ids[:2000])
     assert service.received == 2000
@@ -115,7 +115,7 @@ def partitions(running: object) -> list[dict[str, object]]:
     return live["group"]["partitions"] if live and live["group"] else []
 
 
-def test_status_tells_of_the_whole_group(group: Group, broker: Broker, shipper: Shipper, sample: Sample):
+def test_status_covers_the_whole_group(group: Group, broker: Broker, shipper: Shipper, sample: Sample):
     broker.produce(group.topic, values(sample, 0, 100))
     seen = shipper.run("status", "--json", check=False)
     assert seen.returncode == 0, seen.stderr
@@ -132,23 +132,24 @@ def test_status_tells_of_the_whole_group(group: Group, broker: Broker, shipper: 
     assert answer.stdout.startswith("yes: ")
 
 
-def test_check_makes_the_topics_that_a_member_writes(broker: Broker, shipper: Shipper, service: Service):
+def test_check_creates_the_topics_that_a_member_writes(broker: Broker, shipper: Shipper, service: Service):
     group = Group(broker, shipper)
     refused = shipper.run("run", check=False)
     assert refused.returncode == 2
     assert (
-        f"{group.letters}: the topic does not exist; make it: shipper check --online --create-topics" in refused.stderr
+        f"{group.letters}: the topic does not exist; create it: shipper check --online --create-topics"
+        in refused.stderr
     )
     checked = shipper.run("check", "--online", "--create-topics", check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "compacted" in checked.stdout
-    assert "an empty one was committed" in checked.stdout
+    assert "an empty transaction was committed" in checked.stdout
     running = group.member()
     running.wait_for("partitions_moved")
     assert running.stop().returncode == 0
 
 
-def test_a_topic_for_letters_that_deletes_by_age_is_refused(broker: Broker, shipper: Shipper, service: Service):
+def test_a_dead_letter_topic_with_deletion_by_age_is_refused(broker: Broker, shipper: Shipper, service: Service):
     group = Group(broker, shipper)
     broker.create(group.letters)
     broker.create(group.ledger, cleanup_policy="compact")
@@ -157,7 +158,7 @@ def test_a_topic_for_letters_that_deletes_by_age_is_refused(broker: Broker, ship
     assert "cleanup.policy is delete" in refused.stderr
 
 
-def test_commands_for_a_state_directory_say_that_there_is_none(group: Group, shipper: Shipper):
+def test_commands_that_need_a_state_directory_refuse_a_group(group: Group, shipper: Shipper):
     for command in (["ledger", "--erase-affiliate", "x"], ["pipe"], ["backfill", "events.ndjson"]):
         result = shipper.run(*command, check=False)
         assert result.returncode == 2, command

@@ -1,4 +1,4 @@
-"""A service or brokers that are away, and a group under storm: it waits, and goes on by itself."""
+"""Outages of the service or the brokers, and rapid rebalances: the group waits and resumes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ def rebalances(running: Running) -> dict[str, int]:
     return Admin(running).status()["live"]["group"]["rebalances"]
 
 
-def test_a_service_that_is_away_costs_no_membership(group: Group, broker: Broker, fake: FakeService, sample: Sample):
+def test_a_member_stays_in_the_group_while_the_service_is_down(
+    group: Group, broker: Broker, fake: FakeService, sample: Sample
+):
     group.shipper.target = fake.target
     fake.default = Reply(status=503)
     text = group.shipper.config.read_text() + "client = { 'max.poll.interval.ms' = 3000 }\n"
     group.shipper.config.write_text(text)
-    broker.produce(group.topic, values(sample, 0, 40_000))  # more than a member holds in memory
+    broker.produce(group.topic, values(sample, 0, 40_000))  # more than a member keeps in memory
     running = group.member({"delivery.retry_max_seconds": 1, "input.kafka.session_timeout_seconds": 3})
     running.wait_for('"delivery_paused"')
     wait_until(lambda: {each["state"] for each in partitions(running)} == {"paused"}, "its partitions are paused")
@@ -41,12 +43,12 @@ def test_a_service_that_is_away_costs_no_membership(group: Group, broker: Broker
     assert sums(broker.table(group.ledger))["accepted"] == 40_000
 
 
-def test_a_partition_that_went_while_it_was_paused_is_read_when_it_comes_back(
+def test_a_partition_revoked_while_paused_is_read_when_it_is_reassigned(
     group: Group, broker: Broker, fake: FakeService, sample: Sample
 ):
     group.shipper.target = fake.target
     fake.default = Reply(status=503)
-    broker.produce(group.topic, values(sample, 0, 40_000))  # more than a member holds in memory
+    broker.produce(group.topic, values(sample, 0, 40_000))  # more than a member keeps in memory
     settings = {"delivery.retry_max_seconds": 0.5, "input.kafka.revoke_wait_seconds": 0}
     first = group.member(settings)
     first.wait_until(lambda: {each["state"] for each in partitions(first)} == {"paused"}, "its partitions are paused")
@@ -54,7 +56,7 @@ def test_a_partition_that_went_while_it_was_paused_is_read_when_it_comes_back(
     second.wait_until(lambda: len(partitions(second)) == 1, "it has one partition")
     fake.default = Reply()
     first.wait_until(group.is_settled, "the group is at the end")
-    first.wait_until(lambda: {each["state"] for each in partitions(first)} == {"reading"}, "it reads")
+    first.wait_until(lambda: {each["state"] for each in partitions(first)} == {"reading"}, "it reads again")
     assert second.stop().returncode == 0
     first.wait_until(lambda: len(partitions(first)) == 2, "it has both partitions again")
     broker.produce(group.topic, values(sample, 40_000, 40_100))
@@ -64,26 +66,26 @@ def test_a_partition_that_went_while_it_was_paused_is_read_when_it_comes_back(
 
 
 @pytest.mark.long
-def test_brokers_that_are_away_are_waited_for(group: Group, broker: Broker, service: Service, sample: Sample):
+def test_a_member_waits_for_unavailable_brokers(group: Group, broker: Broker, service: Service, sample: Sample):
     running = group.member({"input.kafka.session_timeout_seconds": 45})
     broker.produce(group.topic, values(sample, 0, 500))
     running.wait_until(group.is_settled, "the group is at the end")
     broker.stop()
-    running.wait_until(lambda: "broker_unavailable" in _pauses(running), "it says so")
+    running.wait_until(lambda: "broker_unavailable" in _pauses(running), "it reports the outage")
     broker.start()
     broker.produce(group.topic, values(sample, 500, 1000))
     running.wait_until(group.is_settled, "the group is at the end", limit_s=120)
-    running.wait_until(lambda: not _pauses(running), "it says nothing any more")
+    running.wait_until(lambda: not _pauses(running), "the outage is no longer reported")
     assert running.stop().returncode == 0
     service.assert_holds_exactly(sample.ids[:1000])
     counts = sums(broker.table(group.ledger))
     assert (counts["read"], counts["accepted"]) == (1000, 1000)
 
 
-def test_a_transaction_that_nobody_answered_has_one_outcome(
+def test_a_transaction_without_an_answer_has_one_outcome(
     group: Group, broker: Broker, service: Service, sample: Sample
 ):
-    """The broker answers nothing while records are settled."""
+    """The broker does not answer while records are settled."""
     group.shipper.shortened |= {"shipper.kafka.store._CALL_S": 2.0, "shipper.kafka.store._HANGS_S": 6.0}
     running = group.member({"input.kafka.session_timeout_seconds": 45, "state.commit_interval_seconds": 1})
     running.wait_until(lambda: len(partitions(running)) == 2, "it has both partitions")
@@ -91,7 +93,9 @@ def test_a_transaction_that_nobody_answered_has_one_outcome(
     running.wait_until(lambda: service.stored, "it delivers")
     broker.freeze()
     try:
-        running.wait_until(lambda: "broker_unavailable" in _pauses(running) or service.stored == 500, "it has noticed")
+        running.wait_until(
+            lambda: "broker_unavailable" in _pauses(running) or service.stored == 500, "it has noticed the outage"
+        )
         since = time.monotonic()
         wait_until(lambda: time.monotonic() > since + 7, "calls have failed")
     finally:
@@ -114,7 +118,7 @@ def _pauses(running: Running) -> list[str]:
 def test_kills_and_joins_lose_nothing_and_count_everything_once(
     protocol: str, broker: Broker, service: Service, group: Group, sample: Sample, rng: Random
 ):
-    """Members come, go and are killed while records arrive."""
+    """Members join, leave and are killed while records arrive."""
     topic = group.topic
     settings: dict[str, object] = {
         "input.kafka.group_protocol": protocol,

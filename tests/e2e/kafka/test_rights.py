@@ -1,4 +1,4 @@
-"""TLS, SCRAM and access control lists of the brokers: what is missing is named, and once it is given, it goes on."""
+"""TLS, SCRAM and access control lists of the brokers: a missing right is named; once granted, the member resumes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from tests.e2e.kafka.test_member import partitions, values
 from tests.e2e.operated import Admin
 
 RIGHTS = ["topic", "group", "letters", "ledger", "transactions"]
+AT_THE_START = [*RIGHTS, "reading the ledger"]  # read at most once by a member, if it has no offset
 
 
 def needed(group: Group, name: str) -> str:
-    """What a message says of a right."""
+    """Return the text for a right in a message."""
     return {
         "topic": f"user {USER} needs READ on the topic {group.topic}",
         "group": f"user {USER} needs READ on the group {group.name}",
         "letters": f"user {USER} needs WRITE on the topic {group.letters}",
         "ledger": f"user {USER} needs WRITE on the topic {group.ledger}",
+        "reading the ledger": f"user {USER} needs READ on the topic {group.ledger}",
         "transactions": f"user {USER} needs WRITE on transactional ids from {group.name}-",
     }[name]
 
@@ -46,7 +48,7 @@ def test_a_member_delivers_over_tls_with_a_password(secure: Group, service: Serv
     assert PASSWORD not in running.stderr + checked.stdout
 
 
-def test_what_keeps_a_member_out_is_named(secure: Group):
+def test_the_reason_why_a_member_cannot_connect_is_named(secure: Group):
     text = secure.shipper.config.read_text()
     (secure.shipper.folder / "password").write_text("another-one")
     refused = secure.shipper.run("run", check=False)
@@ -59,14 +61,14 @@ def test_what_keeps_a_member_out_is_named(secure: Group):
 
 
 def token(life_s: float) -> str:
-    """Make a token that nobody has signed, as the broker takes them here."""
+    """Make an unsigned token, which the broker accepts here."""
     now = time.time()
     parts = {"alg": "none"}, {"sub": USER, "iat": now, "exp": now + life_s}
     return ".".join([*(urlsafe_b64encode(json.dumps(each).encode()).decode().rstrip("=") for each in parts), ""])
 
 
 @pytest.mark.long
-def test_a_token_is_fetched_anew_once_the_old_one_is_of_no_use(secure: Group, service: Service, sample: Sample):
+def test_a_new_token_is_fetched_once_the_old_one_expires(secure: Group, service: Service, sample: Sample):
     file = secure.shipper.folder / "password"
     head, _, tail = secure.security.partition("sasl_mechanism")
     secure.security = f"{head}sasl_mechanism = 'OAUTHBEARER'\ntoken = {{ file = '{file}' }}"
@@ -85,13 +87,13 @@ def test_a_token_is_fetched_anew_once_the_old_one_is_of_no_use(secure: Group, se
 
 
 @pytest.mark.long
-@each("name", RIGHTS)
-def test_a_right_that_is_missing_at_the_start_is_named(name: str, secure: Group):
+@each("name", AT_THE_START)
+def test_a_right_missing_at_startup_is_named(name: str, secure: Group):
     secure.broker.revoke(secure.rights[name])
     try:
         checked = secure.shipper.run("check", "--online", check=False)
         assert (checked.returncode, needed(secure, name) in checked.stdout) == (4, True), checked.stdout
-        if name != "group":  # which is asked for when it is joined
+        if name != "group":  # requested when it is joined
             refused = secure.shipper.run("run", check=False)
             assert (refused.returncode, needed(secure, name) in refused.stderr) == (2, True), refused.stderr
     finally:
@@ -99,7 +101,7 @@ def test_a_right_that_is_missing_at_the_start_is_named(name: str, secure: Group)
 
 
 @pytest.mark.long
-def test_a_right_that_is_taken_away_pauses_until_it_is_given_again(secure: Group, service: Service, sample: Sample):
+def test_a_revoked_right_pauses_the_member_until_it_is_granted_again(secure: Group, service: Service, sample: Sample):
     running = secure.member()
     running.wait_until(lambda: len(partitions(running)) == 2, "it has both partitions")
     for number, name in enumerate(RIGHTS):
@@ -107,12 +109,12 @@ def test_a_right_that_is_taken_away_pauses_until_it_is_given_again(secure: Group
         secure.broker.produce(secure.topic, [*values(sample, 100 * number, 100 * (number + 1)), b"bad %d" % number])
         message = needed(secure, name)
         running.wait_until(
-            lambda message=message: message in pauses(running).get("broker_forbidden", ""), f"{message} is told"
+            lambda message=message: message in pauses(running).get("broker_forbidden", ""), f"{message} is reported"
         )
         assert Admin(running).get("/readyz").status_code == 503
         secure.broker.grant(secure.rights[name])
         running.wait_until(secure.is_settled, f"the group is at the end, with the right {name} again", limit_s=120)
-        running.wait_until(lambda: not pauses(running), "nothing is told any more")
+        running.wait_until(lambda: not pauses(running), "nothing is reported any more")
     assert running.stop().returncode == 0, running.stderr
     service.assert_holds_exactly(sample.ids[: 100 * len(RIGHTS)])
     counts = sums(secure.broker.table(secure.ledger))

@@ -1,4 +1,4 @@
-"""Running sandboxes: one for each set of options in a file, made as new for each test."""
+"""Running sandboxes: one per file and set of options, reset for each test."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Start = Callable[..., Sandbox]
 def _running() -> Iterator[dict[SandboxOptions, Sandbox]]:
     running: dict[SandboxOptions, Sandbox] = {}
     yield running
-    # Each takes a moment to see that it is to stop.
+    # Each takes a moment to stop.
     with ThreadPoolExecutor(max(len(running), 1)) as pool:
         list(pool.map(Sandbox.__exit__, running.values()))
 
 
 @pytest.fixture
 def start(_running: dict[SandboxOptions, Sandbox]) -> Start:
-    """Start a sandbox with options; the same options in another test of the file get the same one, made as new."""
+    """Start a sandbox with options; tests of a file with the same options share it, reset for each."""
 
     def started(**options: object) -> Sandbox:
         wanted = SandboxOptions(**{"port": 0, **options})
@@ -45,6 +45,6 @@ def sandbox(start: Start) -> Sandbox:
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Let no test pass during which the server complained: a user would see it on the terminal."""
+    """Fail a test if the server printed something, because a user would see it in the terminal."""
     yield
     assert [record.getMessage() for record in caplog.get_records("call") if record.levelno >= logging.ERROR] == []

@@ -1,4 +1,4 @@
-"""A running sandbox as these tests use it: with a clock that is set by hand, and events to send."""
+"""A running sandbox with a manual clock, and events to send."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ NO_EVENTS = {"requests": 0, "events_received": 0, "events_stored": 0, "duplicate
 
 
 def eventually(is_so: Callable[[], object], limit_s: float = 5.0) -> None:
-    """Poll until it is so."""
+    """Poll until a condition holds."""
     end = time.monotonic() + limit_s
     while not is_so():
-        assert time.monotonic() < end, "it has not come to that"
+        assert time.monotonic() < end, "the condition never held"
         time.sleep(0.005)
 
 
 class HandClock:
-    """The machine's clock; it stands still until it is moved."""
+    """The clock of the machine; it advances only on request."""
 
     def __init__(self) -> None:
         self.now = NOW
@@ -46,7 +46,7 @@ class HandClock:
 
 
 class Sandbox:
-    """A sandbox in a thread, and a client that sends what its gateway asks for."""
+    """A sandbox in a thread, and a client that sends the required headers."""
 
     def __init__(self, options: SandboxOptions, script: FaultScript | None = None) -> None:
         self.clock = HandClock()
@@ -68,7 +68,7 @@ class Sandbox:
         return httpx.URL(self.base_url).port
 
     def renew(self) -> None:
-        """Make it as if it had just been started, but for the number of rotations of its keys."""
+        """Reset it to the state after a start, except the number of key rotations."""
         self.clock.now = NOW
         self.control("PUT", "clock", {"offset_seconds": self.thread._options.clock_offset_seconds})
         self.control("DELETE", "faults")
@@ -93,13 +93,13 @@ class Sandbox:
         content: bytes | Iterable[bytes] | None = None,
         headers: Mapping[str, str | None] | None = None,
     ) -> httpx.Response:
-        """Send a request with the headers that are asked for; None takes one out."""
+        """Send a request with the required headers; None removes one."""
         sent = {**self.headers, **(headers or {})}
         kept = {name: value for name, value in sent.items() if value is not None}
         return self.http.request(method, self.base_url + path, content=content, headers=kept)
 
     def call(self, operation: str = "intake", headers: Mapping[str, str | None] | None = None) -> httpx.Response:
-        """Send a good request to the intake or the report, a bad one to the token endpoint."""
+        """Send a valid request to the intake or the report, or an invalid one to the token endpoint."""
         content = body([]) if operation == "intake" else None
         return self.ask(METHODS[operation], PATHS[operation], content, headers)
 
@@ -107,7 +107,7 @@ class Sandbox:
         return self.ask("POST", wire.INTAKE_PATH, body(events), headers)
 
     def raw(self, data: bytes, *, until_end: bool = True) -> bytes:
-        """Send bytes, and read what comes until the connection ends."""
+        """Send bytes, and read until the connection ends."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
             connection.sendall(data)
             received = b""
@@ -116,7 +116,7 @@ class Sandbox:
             return received
 
     def bare(self, method: str, path: str, content: bytes = b"") -> bytes:
-        """Write a good request as it stands on the wire."""
+        """Return the bytes of a valid request."""
         headers = {"Host": "sandbox", **self.headers, "Content-Length": str(len(content))}
         lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
         return "\r\n".join(lines).encode() + content
@@ -131,14 +131,14 @@ class Sandbox:
         return self.control("GET", "counts").json()
 
     def stored(self) -> list[str]:
-        """List the EventIds that are stored, in the order of their arrival."""
+        """Return the stored EventIds in the order of arrival."""
         return self.control("GET", "event-ids").text.splitlines()
 
     def log(self, query: str = "") -> list[dict]:
         return self.control("GET", f"requests{query}").json()["requests"]
 
     def go_wrong(self, *rules: str) -> None:
-        """Put rules in force that are written as for `--fault`."""
+        """Activate fault rules, written as for `--fault`."""
         script = [read_rule(rule, source="test") for rule in rules]
         self.control("PUT", "faults", script_document(script)).raise_for_status()
 
@@ -159,7 +159,7 @@ def body(events: list[bytes]) -> bytes:
 
 
 def changed(event: bytes, **fields: object) -> bytes:
-    """Set fields of an event; `...` takes one out."""
+    """Set fields of an event; `...` removes one."""
     document = {**json.loads(event), **fields}
     return json.dumps({name: value for name, value in document.items() if value is not ...}).encode()
 
@@ -169,7 +169,7 @@ def event_id(event: bytes) -> str:
 
 
 def gateway_answer(status: int, message: str) -> tuple[int, str, dict[str, object]]:
-    """Make what `told` returns for a refusal."""
+    """Return the expected result of `told` for a refusal."""
     return status, "application/json", {"statusCode": status, "message": message}
 
 

@@ -1,4 +1,4 @@
-"""The controls of the sandbox: what it received, what time it is, and what they refuse."""
+"""The controls of the sandbox: received events, clock, log, and invalid requests."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_controls_need_neither_key_nor_token_nor_headers(sandbox: Sandbox, metho
     assert answer.headers["Date"] == "Sun, 15 Mar 2026 12:30:07 GMT"
 
 
-def test_access_tells_all_that_a_client_needs(sandbox: Sandbox):
+def test_access_returns_everything_a_client_needs(sandbox: Sandbox):
     access = sandbox.control("GET", "access").json()
     token = access.pop("token")
     key = access.pop("subscription_key")
@@ -142,7 +142,7 @@ def fields(brand: int, source: int, day: str) -> dict[str, object]:
         ("limit=1&brand=11&after=1", [2]),
     ],
 )
-def test_events_are_picked_by_what_they_say(sandbox: Sandbox, query, expected):
+def test_events_are_filtered_by_their_fields(sandbox: Sandbox, query, expected):
     kinds = [
         fields(11, 50121, "2026-03-01"),
         fields(12, 50121, "2026-03-01"),
@@ -157,7 +157,7 @@ def test_events_are_picked_by_what_they_say(sandbox: Sandbox, query, expected):
     assert [event["EventId"] for event in found] == [event_id(events[index]) for index in expected]
 
 
-def test_pages_of_picked_events_follow_one_another(sandbox: Sandbox):
+def test_pages_of_filtered_events_follow_one_another(sandbox: Sandbox):
     events = [changed(event, BrandID=index % 3 + 1) for index, event in enumerate(sample(30))]
     sandbox.post(events)
     seen, after = [], 0
@@ -192,7 +192,7 @@ def test_pages_of_picked_events_follow_one_another(sandbox: Sandbox):
         "status=202",
     ],
 )
-def test_query_for_events_that_cannot_be_is_refused(sandbox: Sandbox, query):
+def test_invalid_query_for_events_is_refused(sandbox: Sandbox, query):
     answer = sandbox.control("GET", f"events?{query}")
     assert (answer.status_code, answer.json()["statusCode"]) == (400, 400)
     assert query.partition("=")[0] in answer.json()["message"]
@@ -269,7 +269,7 @@ def test_key_is_rotated_by_name(sandbox: Sandbox, content, which):
         ("POST", "restatements", b" " * ((1 << 20) + 1)),
     ],
 )
-def test_what_a_control_cannot_do_is_refused_and_changes_nothing(sandbox: Sandbox, method, path, content):
+def test_invalid_control_is_refused_and_changes_nothing(sandbox: Sandbox, method, path, content):
     def state() -> tuple[object, ...]:
         access = sandbox.control("GET", "access").json()
         offset = sandbox.control("GET", "clock").json()["offset_seconds"]
@@ -287,7 +287,7 @@ def test_what_a_control_cannot_do_is_refused_and_changes_nothing(sandbox: Sandbo
     ("first", "last", "days"),
     [("2026-03-01", "2026-03-01", 1), ("2026-03-01", "2026-03-31", 31), ("9990-01-01", "9999-12-31", 3652)],
 )
-def test_restatement_says_how_many_days_it_is_for(sandbox: Sandbox, first, last, days):
+def test_restatement_returns_its_number_of_days(sandbox: Sandbox, first, last, days):
     answer = sandbox.control("POST", "restatements", {"start": first, "end": last})
     assert (answer.status_code, answer.json()) == (200, {"days": days})
 
@@ -295,7 +295,7 @@ def test_restatement_says_how_many_days_it_is_for(sandbox: Sandbox, first, last,
 # The clock
 
 
-def test_clock_is_shifted_for_everything_that_tells_or_asks_the_time(start: Start):
+def test_shifted_clock_applies_to_everything_that_uses_the_time(start: Start):
     sandbox = start(profile=Profile.STRICT)
     (event,) = sample(1)
     tomorrow = changed(event, Timestamp="2026-03-16T12:30:07Z")
@@ -329,7 +329,7 @@ def test_every_answer_is_dated_once_by_the_service_s_clock(start: Start):
 
 
 @pytest.mark.parametrize("offset", [-(10**9), 10**9, 0.5])
-def test_clock_can_be_far_off(sandbox: Sandbox, offset):
+def test_clock_can_be_shifted_far(sandbox: Sandbox, offset):
     sandbox.control("PUT", "clock", {"offset_seconds": offset})
     token = sandbox.control("GET", "access").json()["token"]
     assert sandbox.control("GET", "clock").json()["now"] == NOW + offset
@@ -408,7 +408,7 @@ def test_log_is_filtered_and_paged(sandbox: Sandbox, query, numbers, following):
         "number=1",
     ],
 )
-def test_query_for_requests_that_cannot_be_is_refused(sandbox: Sandbox, query):
+def test_invalid_query_for_requests_is_refused(sandbox: Sandbox, query):
     answer = sandbox.control("GET", f"requests?{query}")
     assert (answer.status_code, answer.json()["statusCode"]) == (400, 400)
     assert query.partition("=")[0] in answer.json()["message"]
@@ -416,7 +416,7 @@ def test_query_for_requests_that_cannot_be_is_refused(sandbox: Sandbox, query):
 
 def test_log_keeps_the_latest_ten_thousand(monkeypatch: pytest.MonkeyPatch):
     assert service._REQUESTS_KEPT == 10_000
-    monkeypatch.setattr(service, "_REQUESTS_KEPT", 100)  # as so many requests take seconds
+    monkeypatch.setattr(service, "_REQUESTS_KEPT", 100)  # as that many requests would take seconds
     with Sandbox(SandboxOptions(port=0)) as sandbox:
         request = sandbox.bare("POST", wire.INTAKE_PATH).replace(b"sandbox-subscription-key", b"wrong")
         last = request.replace(b"Host: sandbox", b"Host: sandbox\r\nConnection: close")
@@ -426,7 +426,7 @@ def test_log_keeps_the_latest_ten_thousand(monkeypatch: pytest.MonkeyPatch):
     assert (len(entries), entries[0]["number"], entries[-1]["number"]) == (100, 6, 105)
 
 
-def test_log_tells_nothing_secret_or_personal(sandbox: Sandbox):
+def test_log_contains_nothing_secret_or_personal(sandbox: Sandbox):
     event = changed(
         sample(1)[0], Username="player_of_ours", IP="203.0.113.77", ConsumerID=987_654_321, BTag="5_" + "c" * 32
     )
@@ -445,7 +445,7 @@ def test_log_tells_nothing_secret_or_personal(sandbox: Sandbox):
     assert len(body([event, bad])) == json.loads(text)["requests"][0]["body_bytes"]
 
 
-def test_openapi_document_names_this_sandbox(sandbox: Sandbox):
+def test_openapi_document_contains_the_address_of_this_sandbox(sandbox: Sandbox):
     document = sandbox.control("GET", "openapi.json").json()
     assert document["openapi"].startswith("3.")
     assert sandbox.base_url in json.dumps(document["servers"])

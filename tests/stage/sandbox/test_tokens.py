@@ -1,4 +1,4 @@
-"""The token endpoint of the sandbox, and what its tokens are good for."""
+"""The token endpoint of the sandbox, and the validity of its tokens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
 def ask(sandbox: Sandbox, form: dict[str, str] | bytes, **headers: str) -> httpx.Response:
-    """Ask as a client does that knows nothing of keys."""
+    """Request a token like a client without a key."""
     content = form if isinstance(form, bytes) else urlencode(form).encode()
     sent = {"Content-Type": "application/x-www-form-urlencoded", **headers}
     return sandbox.http.post(sandbox.base_url + TOKEN_PATH, content=content, headers=sent)
@@ -52,7 +52,7 @@ def assert_not_stored(answer: httpx.Response) -> None:
 
 
 @pytest.mark.parametrize("form", GRANTS)
-def test_grant_gives_a_token_that_the_gateway_takes(sandbox: Sandbox, form):
+def test_granted_token_is_accepted_by_the_gateway(sandbox: Sandbox, form):
     answer = ask(sandbox, form)
     assert answer.status_code == 200
     assert_not_stored(answer)
@@ -79,7 +79,7 @@ def test_scope_may_be_one_of_several(sandbox: Sandbox, form, scope):
     assert ask(sandbox, {**form, "scope": scope}).status_code == 200
 
 
-def test_user_may_ask_for_a_single_permission(sandbox: Sandbox):
+def test_user_may_request_a_single_permission(sandbox: Sandbox):
     assert ask(sandbox, {**USER, "scope": f"{AUDIENCE}/Report.Read"}).status_code == 200
 
 
@@ -127,7 +127,7 @@ WRONG_USER = (400, "invalid_grant", 50126)
         (USER, {"client_id": "another", "client_secret": None}, UNKNOWN_APP),
     ],
 )
-def test_request_that_is_wrong_is_told_by_error_and_code(sandbox: Sandbox, form, changes, expected):
+def test_invalid_request_is_answered_with_error_and_code(sandbox: Sandbox, form, changes, expected):
     answer = ask(sandbox, {name: value for name, value in {**form, **changes}.items() if value is not None})
     document: dict[str, Any] = answer.json()
     assert (answer.status_code, document["error"], document["error_codes"]) == (*expected[:2], [expected[2]])
@@ -189,7 +189,7 @@ def test_secrets_are_not_echoed(sandbox: Sandbox):
         (b"x" * 65_536, 400),
     ],
 )
-def test_what_is_no_form_lacks_its_fields(sandbox: Sandbox, content, status):
+def test_body_that_is_not_a_form_lacks_all_fields(sandbox: Sandbox, content, status):
     answer = ask(sandbox, content)
     expected = "unsupported_grant_type" if content.startswith(b"grant_type=%") else "invalid_request"
     assert (answer.status_code, answer.json()["error"]) == (status, expected)
@@ -201,14 +201,14 @@ def test_form_above_64_kib_is_too_large(sandbox: Sandbox):
     assert ask(sandbox, CLIENT).status_code == 200
 
 
-def test_of_a_repeated_field_the_last_one_counts(sandbox: Sandbox):
+def test_last_value_of_a_repeated_field_counts(sandbox: Sandbox):
     good = urlencode(CLIENT).encode()
     assert ask(sandbox, b"client_id=wrong&" + good).status_code == 200
     assert ask(sandbox, good + b"&client_id=wrong").json()["error"] == "unauthorized_client"
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/plain", ""])
-def test_content_type_is_not_looked_at(sandbox: Sandbox, content_type):
+def test_content_type_is_ignored(sandbox: Sandbox, content_type):
     assert ask(sandbox, urlencode(CLIENT).encode(), **{"Content-Type": content_type}).status_code == 200
 
 
@@ -248,10 +248,10 @@ def test_token_of_an_endpoint_whose_clock_differs(start: Start, skew, message):
         assert answer.status_code == 200
     sandbox.advance(29.75 if skew > 0 else 0)
     assert with_token(sandbox, token).is_success == (not message or skew > 0)
-    assert sandbox.call("report").status_code == 200  # the token that was printed at the start has no skew
+    assert sandbox.call("report").status_code == 200  # the initially printed token has no skew
 
 
-def test_token_of_the_start_lives_for_thirty_days(sandbox: Sandbox):
+def test_initial_token_is_valid_for_thirty_days(sandbox: Sandbox):
     token = sandbox.thread.token
     sandbox.advance(30 * 86_400 - 1)
     assert with_token(sandbox, token).status_code == 200
@@ -259,7 +259,7 @@ def test_token_of_the_start_lives_for_thirty_days(sandbox: Sandbox):
     assert with_token(sandbox, token).status_code == 401
 
 
-def test_token_outlives_a_restart():
+def test_token_survives_a_restart():
     options = SandboxOptions(port=0)
     with Sandbox(options) as sandbox:
         token = ask(sandbox, CLIENT).json()["access_token"]
@@ -271,9 +271,9 @@ def test_token_outlives_a_restart():
 
 
 @pytest.mark.parametrize(("limit", "wait"), [(CallLimit(2, 10), "60"), (CallLimit(2, 600), "600")])
-def test_too_many_calls_are_told_to_wait_a_minute_at_least(start: Start, limit, wait):
+def test_too_many_calls_must_wait_at_least_a_minute(start: Start, limit, wait):
     sandbox = start(token_limit=limit)
-    assert [ask(sandbox, form).status_code for form in (CLIENT, {})] == [200, 400]  # a bad one counts, too
+    assert [ask(sandbox, form).status_code for form in (CLIENT, {})] == [200, 400]  # an invalid one counts, too
     answer = ask(sandbox, CLIENT)
     document = answer.json()
     assert (answer.status_code, answer.headers["Retry-After"]) == (429, wait)

@@ -1,4 +1,4 @@
-"""Fault scripts: how they are read, and which request they fit."""
+"""Fault scripts: parsing, and the requests that they match."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_ranges_are_pairs_of_first_and_last(text, expected):
 
 
 @each("text", ["x", "", ",", "1,", "-5", "1-2-3", "1 - 2", "1.5", "²", "1\n2", "1000000000", "+1"])
-def test_what_is_no_range_is_refused_by_its_part(text):
+def test_invalid_range_is_refused_with_the_invalid_part(text):
     with pytest.raises(ValueError, match="is not a number or a range such as 5-9 or 5-"):
         ranges(text)
 
@@ -92,7 +92,7 @@ def test_empty_range_is_refused(text):
         ("chance probability=1", Chance(probability=1.0)),
     ],
 )
-def test_rule_is_an_effect_and_what_it_depends_on(text, rule):
+def test_rule_is_an_effect_and_its_conditions(text, rule):
     assert read_rule(text, source="--fault") == rule
 
 
@@ -130,14 +130,14 @@ def test_rule_is_an_effect_and_what_it_depends_on(text, rule):
         ("reset status=503", "unknown field `status`"),
         ("reset colour=red", "unknown field `colour`"),
         ("status status=503 retry_after=é", "$.retry_after"),
-        ("reset effect=html", "'effect=html' is not NAME=VALUE with a name of its own"),
-        ("reset every=1 every=2", "'every=2' is not NAME=VALUE with a name of its own"),
-        ("reset every", "'every' is not NAME=VALUE with a name of its own"),
-        ("reset requests=1, 2", "'2' is not NAME=VALUE with a name of its own"),
+        ("reset effect=html", "'effect=html' is not NAME=VALUE, or repeats a name"),
+        ("reset every=1 every=2", "'every=2' is not NAME=VALUE, or repeats a name"),
+        ("reset every", "'every' is not NAME=VALUE, or repeats a name"),
+        ("reset requests=1, 2", "'2' is not NAME=VALUE, or repeats a name"),
         ("reset =1", "unknown field ``"),
     ],
 )
-def test_bad_rule_is_refused_by_its_text_and_its_place(text, place):
+def test_invalid_rule_is_refused_with_its_text_and_position(text, place):
     with pytest.raises(ConfigError) as caught:
         read_rule(text, source="--fault")
     assert str(caught.value).startswith("--fault")
@@ -146,8 +146,8 @@ def test_bad_rule_is_refused_by_its_text_and_its_place(text, place):
 
 
 @pytest.mark.parametrize("text", ["", "nonsense"])
-def test_unknown_effect_is_told_which_there_are(text):
-    with pytest.raises(ConfigError, match=f"; effects are {', '.join(EFFECTS)}$"):
+def test_error_for_an_unknown_effect_lists_the_effects(text):
+    with pytest.raises(ConfigError, match=f"; the effects are {', '.join(EFFECTS)}$"):
         read_rule(text, source="--fault")
 
 
@@ -185,13 +185,13 @@ def test_script_is_toml_or_json(tmp_path: Path):
         assert load_script(tmp_path / name) == SCRIPT
 
 
-def test_a_byte_order_mark_before_a_script_is_no_part_of_it(tmp_path: Path):
+def test_a_byte_order_mark_before_a_script_is_ignored(tmp_path: Path):
     for name, document in (("a.toml", TOML), ("a.json", JSON)):
         (tmp_path / name).write_bytes(BOM_UTF8 + document)
         assert load_script(tmp_path / name) == SCRIPT
 
 
-def test_script_of_the_module_s_docstring_is_one():
+def test_script_in_the_module_docstring_is_valid():
     text = "".join(line.removeprefix("    ") for line in faults.__doc__.splitlines(True) if line.startswith("    "))
     assert read_script(text.encode(), source="docstring") == SCRIPT
 
@@ -224,16 +224,16 @@ def test_empty_script_has_no_rules():
         (b"x = " + b"[" * 5000, ""),
     ],
 )
-def test_bad_toml_is_refused_by_its_place(document, place):
+def test_invalid_toml_is_refused_with_its_position(document, place):
     with pytest.raises(ConfigError) as caught:
         read_script(document, source="faults.toml")
-    assert str(caught.value).startswith("faults.toml: cannot be understood: ")
+    assert str(caught.value).startswith("faults.toml: is invalid: ")
     assert place in str(caught.value)
 
 
 @each("document", [b"", b"{", b"[]", b"null", b"{} {}", b'{"seed":"\xff"}', b'{"a":' * 100_000])
 def test_bad_json_is_refused(document):
-    with pytest.raises(ConfigError, match=r"^it: cannot be understood: "):
+    with pytest.raises(ConfigError, match=r"^it: is invalid: "):
         read_script(document, source="it", is_json=True)
 
 
@@ -273,18 +273,18 @@ def numbers(rule: AnyFault, count: int = 12) -> list[int]:
         (Reset(operation="report"), []),
     ],
 )
-def test_rule_fits_where_all_that_it_says_holds(rule, expected):
+def test_rule_matches_if_all_its_conditions_hold(rule, expected):
     assert numbers(rule) == expected
 
 
-def test_first_rule_that_fits_is_picked_and_counted():
+def test_first_matching_rule_is_used_and_counted():
     one, two = Status(status=500, requests="2-3"), Status(status=503, times=2)
     plan = FaultPlan(FaultScript(fault=[one, two]))
     assert picks(plan, 6) == [two, one, one, two, None, None]
     assert plan.applied == [2, 2]
 
 
-def test_each_operation_is_counted_by_itself():
+def test_each_operation_is_counted_separately():
     rule = Reset(operation="any", requests="2")
     plan = FaultPlan(FaultScript(fault=[rule]))
     order: list[Operation] = ["intake", "report", "report", "token", "intake", "token", "intake"]
@@ -293,13 +293,13 @@ def test_each_operation_is_counted_by_itself():
     assert plan.applied == [3]
 
 
-def test_plan_begins_with_no_request_of_any_operation():
+def test_plan_starts_with_zero_requests_of_each_operation():
     plan = FaultPlan(FaultScript(fault=[Reset()]))
     assert plan.seen == dict.fromkeys(OPERATIONS, 0)
     assert plan.applied == [0]
 
 
-def test_chance_depends_on_the_seed_alone():
+def test_random_faults_depend_only_on_the_seed():
     def drawn(seed: int) -> list[int]:
         plan = FaultPlan(FaultScript(seed=seed, fault=[Reset(probability=0.3)]))
         return [number for number, fault in enumerate(picks(plan, 200), 1) if fault]
@@ -308,13 +308,13 @@ def test_chance_depends_on_the_seed_alone():
     assert 30 < len(drawn(1)) < 90
 
 
-def test_only_what_the_rest_lets_through_is_left_to_chance():
+def test_probability_applies_only_to_requests_that_meet_the_other_conditions():
     rare, often = Reset(every=10, probability=0.5), Reset(probability=0.5)
     rarely = [fault is not None for fault in picks(FaultPlan(FaultScript(fault=[rare])), 200)][9::10]
     assert rarely == [fault is not None for fault in picks(FaultPlan(FaultScript(fault=[often])), 20)]
 
 
-def test_restart_and_load_begin_anew():
+def test_restart_and_load_reset_the_plan():
     script = FaultScript(seed=3, fault=[Reset(probability=0.5, times=20)])
     plan = FaultPlan(script)
     first = picks(plan, 50)
@@ -327,7 +327,7 @@ def test_restart_and_load_begin_anew():
     assert picks(plan, 50) == [None] * 50
 
 
-def test_chance_is_every_fault_that_a_client_can_survive():
+def test_random_faults_include_every_fault_that_a_client_can_survive():
     plan = FaultPlan(FaultScript(seed=2, fault=[Chance()]))
     found = picks(plan, 500)
     assert {type(fault) for fault in found} == {Status, Html, Delay, Reset, Truncate, Drip}

@@ -29,7 +29,7 @@ def test_lists_are_as_long_as_their_standards():
         (US_STATES, "AK CA CO DC GU HI MI NJ NY PA PR WY", "AA AB ON PW US XX ZZ"),
     ],
 )
-def test_well_known_codes_are_there_and_withdrawn_ones_are_not(codes, there, absent):
+def test_common_codes_are_listed_and_withdrawn_ones_are_not(codes, there, absent):
     assert set(there.split()) <= codes
     assert not set(absent.split()) & codes
 

@@ -1,4 +1,4 @@
-"""What a sandbox can be started with, and what it cannot."""
+"""Valid and invalid options of the sandbox."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shipper.model.errors import ConfigError
 from shipper.sandbox.options import IN_MEMORY, SandboxOptions
 from tests.cases import each
 
-PRINTABLE = "must be printable ASCII, not empty, no blanks around it"
+PRINTABLE = "must be non-empty printable ASCII without surrounding spaces"
 FINITE = "must be a finite number"
 SHORT = "must have at least 32 bytes"
 
@@ -26,7 +26,7 @@ SHORT = "must have at least 32 bytes"
         ({"subscription_key": "same", "secondary_key": "same"}, "secondary_key", "must differ from subscription_key"),
         ({"token_secret": "short"}, "token_secret", SHORT),
         ({"token_secret": "x" * 31}, "token_secret", SHORT),
-        ({"blackhole": True, "store_path": "events.db"}, "blackhole", "keeps nothing"),
+        ({"blackhole": True, "store_path": "events.db"}, "blackhole", "stores nothing"),
         *[
             ({name: value}, name, FINITE)
             for name in ("latency_seconds", "jitter_seconds", "token_skew_seconds", "clock_offset_seconds")
@@ -34,7 +34,7 @@ SHORT = "must have at least 32 bytes"
         ],
     ],
 )
-def test_options_that_cannot_work_are_refused_by_name(wrong, key, message):
+def test_invalid_options_are_refused_by_name(wrong, key, message):
     with pytest.raises(ConfigError) as caught:
         SandboxOptions(**wrong)
     assert (caught.value.key, caught.value.source) == (key, "sandbox")
@@ -54,10 +54,6 @@ def test_options_that_cannot_work_are_refused_by_name(wrong, key, message):
         {"token_skew_seconds": -1e9, "clock_offset_seconds": -1e9},
     ],
 )
-def test_options_at_their_bounds_are_taken(right):
+def test_options_at_their_bounds_are_accepted(right):
     options = SandboxOptions(**right)
     assert {name: getattr(options, name) for name in right} == right
-
-
-def test_same_choices_are_the_same_options():
-    assert len({SandboxOptions(), SandboxOptions(), SandboxOptions(seed=2)}) == 2

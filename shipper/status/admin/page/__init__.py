@@ -1,8 +1,8 @@
 """
-The status page of a running shipper: one HTML document that needs nothing else than `status` and `history` beside it.
+The status page of a running shipper: a single HTML document.
 
-Its script asks for both every two seconds, and draws. The policy that goes with the page allows this script, this style
-and these two addresses, and nothing else.
+Its script polls `status` and `history` every two seconds. The content security policy allows only the page's own
+script, style and these two requests.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 
-_SCRIPTS = ("words.js", "elements.js", "charts.js", "headline.js", "head.js", "sections.js", "page.js")
+_SCRIPTS = ("format.js", "elements.js", "charts.js", "head.js", "sections.js", "page.js")
 
 
 @cache
 def render() -> tuple[bytes, str]:
     """
-    Make the page.
+    Render the page.
 
     Returns:
-        The document, UTF-8, the same for every shipper; and the value of its `Content-Security-Policy` header.
+        The document in UTF-8, which is the same for every shipper, and the value of its `Content-Security-Policy`.
     """
     style = _read("page.css")
     script = "".join(map(_read, _SCRIPTS))

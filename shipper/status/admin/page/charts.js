@@ -1,10 +1,10 @@
-// Four charts over one axis of time. A moment is [at, accepted per second, p50, p95, in flight, lag bytes, is paused].
+// Four charts with the same time axis. A sample is [at, accepted per second, p50, p95, in flight, lag bytes, is paused].
 
-const SPANS = [[300, 60], [900, 180], [1800, 300]]; // seconds of the axis, and between its marks
+const SPANS = [[300, 60], [900, 180], [1800, 300]]; // seconds of the axis, and between its ticks
 const LONGEST_SECONDS = 1800;
 const GAP_SECONDS = 7;
 const STEP_SECONDS = 2;
-const PUT_BACK_SECONDS = 300;
+const CLOCK_STEP_SECONDS = 300;
 const FRAME = { top: 10, right: 10, bottom: 22, left: 52, height: 168 };
 const CHARTS = [
   { title: "Throughput", unit: (value) => `${short(value)}/s`, least: 9, lines: [["accepted", 1, "c0"]] },
@@ -13,20 +13,20 @@ const CHARTS = [
   { title: "Lag", unit: bytes, least: 900, lines: [["lag", 5, "c1"]] },
 ];
 
-let moments = [];
+let samples = [];
 let pointedAt = null;
 let [span, between] = SPANS[SPANS.length - 1];
 
-/** Take in what was asked for with `since`; if the clock was put back, what was before is void. */
-function remember(more, now) {
-  const fresh = list(more).filter((each) => Array.isArray(each) && isMoment(each[0]));
-  const latest = isMoment(now) ? now + PUT_BACK_SECONDS : Infinity;
-  const known = [...moments, ...fresh].filter((each) => each[0] <= latest);
-  moments = known.filter((each) => each[0] >= endOfAxis(known, now) - LONGEST_SECONDS);
+/** Add samples; if the clock was set back, drop those that are now in the future. */
+function addSamples(more, now) {
+  const fresh = list(more).filter((sample) => Array.isArray(sample) && isTime(sample[0]));
+  const latest = isTime(now) ? now + CLOCK_STEP_SECONDS : Infinity;
+  const valid = [...samples, ...fresh].filter((sample) => sample[0] <= latest);
+  samples = valid.filter((sample) => sample[0] >= endOfAxis(valid, now) - LONGEST_SECONDS);
 }
 
 function endOfAxis(points, now) {
-  return Math.max(isMoment(now) ? now : 0, points.length ? points[points.length - 1][0] : 0);
+  return Math.max(isTime(now) ? now : 0, points.length ? points[points.length - 1][0] : 0);
 }
 
 function makeCharts() {
@@ -36,37 +36,37 @@ function makeCharts() {
     const head = el("div", { class: "charthead" }, el("h3", {}, chart.title), chart.readout);
     document.getElementById("charts").append(el("div", { class: "panel chart" }, head, chart.svg));
     for (const name of ["pointermove", "pointerdown"]) {
-      chart.svg.addEventListener(name, (event) => point(momentUnder(chart, event.clientX)));
+      chart.svg.addEventListener(name, (event) => point(timeUnder(chart, event.clientX)));
     }
     for (const name of ["pointerleave", "blur"]) chart.svg.addEventListener(name, () => point(null));
     chart.svg.addEventListener("keydown", step);
   }
 }
 
-function momentUnder(chart, clientX) {
+function timeUnder(chart, clientX) {
   const box = chart.svg.getBoundingClientRect();
   const share = ((clientX - box.left) / box.width) * chart.width;
   const at = chart.start + ((share - FRAME.left) / (chart.width - FRAME.left - FRAME.right)) * span;
   return Math.min(Math.max(at, chart.start), chart.start + span);
 }
 
-/** Move along the moments with the keyboard. */
+/** Move along the samples with the keyboard. */
 function step(event) {
   const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -30, PageDown: 30, Home: -Infinity, End: Infinity }[event.key];
   if (event.key === "Escape") point(null);
-  if (by === undefined || !moments.length) return;
+  if (by === undefined || !samples.length) return;
   event.preventDefault();
-  const from = pointedAt === null ? moments.length : moments.indexOf(nearest(pointedAt));
-  point(moments[Math.min(Math.max(from + by, 0), moments.length - 1)][0]);
+  const from = pointedAt === null ? samples.length : samples.indexOf(nearest(pointedAt));
+  point(samples[Math.min(Math.max(from + by, 0), samples.length - 1)][0]);
 }
 
 function nearest(at) {
-  return moments.reduce((best, each) => (Math.abs(each[0] - at) < Math.abs(best[0] - at) ? each : best));
+  return samples.reduce((best, sample) => (Math.abs(sample[0] - at) < Math.abs(best[0] - at) ? sample : best));
 }
 
 function drawCharts(now) {
-  const end = endOfAxis(moments, now);
-  const age = moments.length ? end - moments[0][0] : LONGEST_SECONDS;
+  const end = endOfAxis(samples, now);
+  const age = samples.length ? end - samples[0][0] : LONGEST_SECONDS;
   [span, between] = SPANS.find(([seconds]) => seconds >= age) ?? SPANS[SPANS.length - 1];
   fill("minutes", `The last ${span / 60} minutes`);
   for (const chart of CHARTS) {
@@ -81,7 +81,7 @@ function draw(chart) {
   const { top, right, bottom, left, height } = FRAME;
   const width = (chart.width = Math.max(240, Math.round(chart.svg.getBoundingClientRect().width)));
   const base = height - bottom;
-  const values = chart.lines.flatMap(([, index]) => moments.map((each) => each[index]));
+  const values = chart.lines.flatMap(([, index]) => samples.map((sample) => sample[index]));
   const highest = Math.max(0, ...values.filter(isNumber));
   const [interval, ceiling] = scale(Math.max(highest, chart.least));
   chart.x = (at) => Number((left + ((at - chart.start) / span) * (width - left - right)).toFixed(1));
@@ -94,13 +94,13 @@ function draw(chart) {
       const x = Math.max(left, chart.x(from - STEP_SECONDS));
       return svg("rect", { class: "paused", x, y: top, width: Math.max(1, chart.x(to) - x), height: base - top });
     }),
-    ...(moments.length ? ticks(chart, interval, ceiling, width) : []),
+    ...(samples.length ? ticks(chart, interval, ceiling, width) : []),
     ...chart.lines.flatMap(([, index, colour]) => drawLine(chart, index, colour, base)),
-    moments.length ? chart.cross : svg("text", { class: "empty", x: width / 2, y: height / 2 }, "no samples yet"),
+    samples.length ? chart.cross : svg("text", { class: "empty", x: width / 2, y: height / 2 }, "no samples yet"),
   );
 }
 
-/** Round steps, two to four of them up to the highest value. */
+/** Return a round interval and the top of the axis, two to four intervals up. */
 function scale(highest) {
   const power = 10 ** Math.floor(Math.log10(highest / 4));
   const interval = power * [1, 2, 5, 10].find((factor) => factor * power * 4 >= highest);
@@ -123,27 +123,27 @@ function ticks(chart, interval, ceiling, width) {
   return marks;
 }
 
-/** Draw the runs between gaps; a run of one moment is a dot. */
+/** Draw the runs between gaps; a run of a single sample is a dot. */
 function drawLine(chart, index, colour, base) {
   const runs = [];
   let last = -Infinity;
-  for (const each of moments) {
-    if (!isNumber(each[index])) continue;
-    if (each[0] - last > GAP_SECONDS) runs.push([]);
-    runs[runs.length - 1].push(`${chart.x(each[0])} ${chart.y(each[index])}`);
-    last = each[0];
+  for (const sample of samples) {
+    if (!isNumber(sample[index])) continue;
+    if (sample[0] - last > GAP_SECONDS) runs.push([]);
+    runs[runs.length - 1].push(`${chart.x(sample[0])} ${chart.y(sample[index])}`);
+    last = sample[0];
   }
   const line = runs.map((run) => `M${run.join("L")}`).join("");
   const area = runs.map((run) => `M${run.join("L")}V${base}H${run[0].split(" ")[0]}Z`).join("");
   const under = chart.lines.length === 1 ? [svg("path", { class: `area ${colour}`, d: area })] : [];
-  const alone = runs.filter((run) => run.length === 1).map(([place]) => place.split(" "));
-  const dots = alone.map(([cx, cy]) => svg("circle", { class: `dot ${colour}`, cx, cy, r: 3 }));
+  const single = runs.filter((run) => run.length === 1).map(([position]) => position.split(" "));
+  const dots = single.map(([cx, cy]) => svg("circle", { class: `dot ${colour}`, cx, cy, r: 3 }));
   return [...under, svg("path", { class: `line ${colour}`, d: line }), ...dots];
 }
 
 function pausedRuns() {
   const runs = [];
-  for (const [at, , , , , , isPaused] of moments) {
+  for (const [at, , , , , , isPaused] of samples) {
     const run = runs[runs.length - 1];
     if (isPaused && run && at - run[1] <= GAP_SECONDS) run[1] = at;
     else if (isPaused) runs.push([at, at]);
@@ -151,15 +151,15 @@ function pausedRuns() {
   return runs;
 }
 
-/** Show one moment in all charts: its time, its values, a line at its place; null for the newest, without a line. */
+/** Show the time and values of a sample in all charts, with a vertical line; null = the newest one, without a line. */
 function point(at) {
   pointedAt = at;
-  const closest = moments.length ? nearest(at ?? moments[moments.length - 1][0]) : null;
+  const closest = samples.length ? nearest(at ?? samples[samples.length - 1][0]) : null;
   const shown = closest && (at === null || Math.abs(closest[0] - at) <= GAP_SECONDS) ? closest : null;
   for (const chart of CHARTS) {
-    const moment = at === null ? "now" : shown ? clock(shown[0], chart.now) : `${clock(at, chart.now)}, no sample`;
+    const when = at === null ? "now" : shown ? clock(shown[0], chart.now) : `${clock(at, chart.now)}, no sample`;
     const values = chart.lines.map((line) => readValue(chart, line, shown));
-    chart.readout.replaceChildren(el("span", { class: "when" }, shown || at !== null ? moment : ""), ...values);
+    chart.readout.replaceChildren(el("span", { class: "when" }, shown || at !== null ? when : ""), ...values);
     mark(chart, shown && at !== null ? shown[0] : at, shown);
   }
 }

@@ -1,54 +1,94 @@
-// The head of the page: which shipper it is, and what a person has to know or to do before all else.
+// The head of the page: the headline, the identity of the shipper, and its pauses.
+// A headline is a sentence and a state, which has a colour and a shape. The server sends it, except for a process that
+// does not answer.
 
-/** Tell shippers apart, of which there may be several on a machine. */
-function whichShipper(live) {
-  fill("kind", live.command ? `shipper ${visible(live.command)}` : "shipper");
-  const to = live.destination ? [" to ", quoted(live.destination)] : [];
-  const state = live.state_directory ? [", state in ", quoted(live.state_directory)] : [];
-  fill("where", ...to, ...state);
+const SHAPES = {
+  good: ["M12 1a11 11 0 1 0 0 22a11 11 0 1 0 0-22z", "M7 12.5l3.5 3.5L17 8.5"],
+  busy: ["M12 1a11 11 0 1 0 0 22a11 11 0 1 0 0-22z", "M6.5 12h10.5M12.5 7.5L17 12l-4.5 4.5"],
+  warn: ["M12 1.5L23.5 22H.5z", "M12 9v6M12 18.5v.01"],
+  bad: ["M7.5 1h9L23 7.5v9L16.5 23h-9L1 16.5v-9z", "M12 6.5v7M12 17.5v.01"],
+  paused: ["M7.5 1h9L23 7.5v9L16.5 23h-9L1 16.5v-9z", "M9.5 7.5v9M14.5 7.5v9"],
+  off: ["M4 1h16l3 3v16l-3 3H4l-3-3V4z", "M8.5 8.5h7v7h-7z"],
+  away: ["M12 1a11 11 0 1 0 0 22a11 11 0 1 0 0-22z", "M8.8 9.5a3.2 3.2 0 1 1 4.6 2.9c-1 .5-1.4 1-1.4 2M12 18v.01"],
+};
+const MARKS = { good: "\u2713", busy: "\u2192", warn: "!", bad: "!", paused: "\u2016", off: "\u25a0", away: "?" };
+const LOOP_LIMIT_SECONDS = 30;
+
+const spaced = (name) => visible(name).replaceAll("_", " ");
+
+/** Validate a headline from the server. */
+function headline({ state, title, detail, sub, until }) {
+  if (!Object.hasOwn(SHAPES, String(state))) return { state: "warn", title: "No report yet" };
+  [title, detail, sub] = [title, detail, sub].map(visible);
+  return { state, title, detail, sub, until: isTime(until) ? clock(until) : "" };
 }
 
-/** What became of the last attempt to read the settings again. */
-function notice(summary) {
+/** Return the headline of a process that does not answer, which is expected after its end. */
+function noAnswer(last, live, since) {
+  if (!last) return { state: "away", title: "No answer yet", sub: "This page retries every two seconds." };
+  if (live.phase === "stopped") return { ...last, sub: `${last.sub} The process has ended; these are its last figures.` };
+  const sub = `Last report: ${last.title}${last.detail ?? ""}.`;
+  return { state: "away", title: "No answer", detail: ` since ${clock(since, Date.now() / 1000)}`, sub };
+}
+
+function errorAnswer(message) {
+  return { state: "warn", title: "The process answers, but has no figures", sub: `Its answer: ${message}` };
+}
+
+function noSignOfLife(since) {
+  const sub = "The process answers, but its figures do not change: its event loop or the machine is blocked.";
+  return { state: "warn", title: "No sign of life", detail: ` since ${clock(since, Date.now() / 1000)}`, sub };
+}
+
+/** Show which shipper this is, as a machine may run several. */
+function showShipper(live) {
+  fill("kind", live.command ? `shipper ${visible(live.command)}` : "shipper");
+  const destination = live.destination ? [" to ", quoted(live.destination)] : [];
+  const state = live.state_directory ? [", state in ", quoted(live.state_directory)] : [];
+  fill("where", ...destination, ...state);
+}
+
+/** Show the result of the last reload of the settings. */
+function showNotices(summary) {
   const notices = list(summary.notices);
-  fill("notice", ...notices.flatMap((each) => [quoted(each, 700), " "]));
+  fill("notice", ...notices.flatMap((notice) => [quoted(notice, 700), " "]));
   document.getElementById("notice").hidden = !notices.length;
 }
 
 function facts(live, now) {
-  const since = (at, words) => (isMoment(at) ? [time(at, now), ` (${words(at)})`] : null);
+  const since = (at, format) => (isTime(at) ? [time(at, now), ` (${format(at)})`] : null);
   const items = [
     ["Version", live.version ? [visible(live.version)] : null],
     ["Process", isNumber(live.process_id) ? [String(live.process_id)] : null],
     ["Up since", since(live.started_at, (at) => duration(now - at))],
     ["Last acceptance", since(live.last_accepted_at, (at) => ago(at, now)) ?? ["none yet"]],
-    ["Last pause", pauseBefore(fields(live.last_pause), now)],
+    ["Last pause", lastPause(fields(live.last_pause), now)],
   ];
   fill("facts", ...items.map(([name, value]) => value && fact(name, ...value)));
 }
 
-function pauseBefore({ reason, since, until }, now) {
-  return isMoment(until) ? [words(reason), ` for ${duration(until - since)}, until `, time(until, now)] : null;
+function lastPause({ reason, since, until }, now) {
+  return isTime(until) ? [spaced(reason), ` for ${duration(until - since)}, until `, time(until, now)] : null;
 }
 
 const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
 
-/** A pause alone is named by the headline. */
+/** Build the panels of pauses; the headline names a single one. */
 function pausePanels(live, now) {
-  const all = list(live.pauses).map(fields);
-  return all.map((each) => pausePanel(each, now, all.length > 1 || live.phase === "stopped"));
+  const pauses = list(live.pauses).map(fields);
+  return pauses.map((pause) => pausePanel(pause, now, pauses.length > 1 || live.phase === "stopped"));
 }
 
 function pausePanel(pause, now, isNamed) {
   const left = pause.next_probe_at - now;
   const probe = fact("Next probe", left < 0.5 ? "any moment now" : `in ${duration(left)}`);
-  const since = fact("Since", time(pause.since, now), isMoment(pause.since) ? ` (${duration(now - pause.since)})` : "");
+  const since = fact("Since", time(pause.since, now), isTime(pause.since) ? ` (${duration(now - pause.since)})` : "");
   return el(
     "article",
     { class: "pause" },
-    isNamed ? el("h2", {}, words(pause.reason)) : null,
+    isNamed ? el("h2", {}, spaced(pause.reason)) : null,
     el("p", {}, quoted(pause.message, 600)),
     el("p", {}, el("b", {}, "What to do: "), quoted(pause.advice, 600)),
-    el("dl", {}, since, isMoment(pause.next_probe_at) ? probe : null),
+    el("dl", {}, since, isTime(pause.next_probe_at) ? probe : null),
   );
 }

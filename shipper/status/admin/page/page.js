@@ -1,69 +1,68 @@
-// Asks, and draws what was answered. Addresses are relative, so that the page works behind a path of a proxy.
+// Polls the status and shows it. URLs are relative, so that the page works below a path of a proxy.
 
 const POLL_MS = 2000;
 const ANSWER_LIMIT_MS = 10000;
 
-const heard = { status: null, words: null, answeredAt: 0, at: null, newsAt: 0 };
+const latest = { status: null, headline: null, answeredAt: 0, at: null, changedAt: 0 };
 let timer;
-let isAsking = false;
+let isPolling = false;
 
-/** The process answered, but with an error. */
-class Refusal extends Error {}
+/** The process answered with an error. */
+class AnswerError extends Error {}
 
-async function ask(address) {
+async function request(address) {
   const answer = await fetch(address, { cache: "no-store", signal: AbortSignal.timeout(ANSWER_LIMIT_MS) });
-  if (!answer.ok) throw new Refusal(visible((await answer.text()).slice(0, 600)));
+  if (!answer.ok) throw new AnswerError(visible((await answer.text()).slice(0, 600)));
   return answer.json();
 }
 
 async function poll() {
   clearTimeout(timer);
-  if (isAsking) return;
-  isAsking = true;
+  if (isPolling) return;
+  isPolling = true;
   try {
-    const since = moments.length ? moments[moments.length - 1][0] : 0;
-    const [status, history] = await Promise.allSettled([ask("status"), ask(`history?since=${since}`)]);
-    if (status.status === "fulfilled") hear(status.value, history.value);
+    const since = samples.length ? samples[samples.length - 1][0] : 0;
+    const [status, history] = await Promise.allSettled([request("status"), request(`history?since=${since}`)]);
+    if (status.status === "fulfilled") receive(status.value, history.value);
     show(status.status === "fulfilled", status.reason);
   } finally {
-    isAsking = false;
+    isPolling = false;
     if (!document.hidden) timer = setTimeout(poll, POLL_MS);
   }
 }
 
-function hear(status, history) {
-  heard.status = fields(status);
-  heard.answeredAt = Date.now() / 1000;
-  remember(history, fields(heard.status.live).at);
-  const at = endOfAxis(moments, fields(heard.status.live).at);
-  if (at !== heard.at) heard.newsAt = heard.answeredAt;
-  heard.at = at;
+function receive(status, history) {
+  latest.status = fields(status);
+  latest.answeredAt = Date.now() / 1000;
+  addSamples(history, fields(latest.status.live).at);
+  const at = endOfAxis(samples, fields(latest.status.live).at);
+  if (at !== latest.at) latest.changedAt = latest.answeredAt;
+  latest.at = at;
 }
 
 function show(isAnswered, problem) {
-  const came = fields(heard.status);
-  const [live, state, report, said, summary] = ["live", "state", "report", "headline", "summary"].map((name) =>
-    fields(came[name]),
+  const [live, state, report, served, summary] = ["live", "state", "report", "headline", "summary"].map((name) =>
+    fields(fields(latest.status)[name]),
   );
-  const now = isMoment(live.at) ? live.at : heard.answeredAt;
-  if (isAnswered) heard.words = { ...headline(said), causes: pausePanels(live, now) };
-  const standsStill = live.phase !== "stopped" && heard.answeredAt - heard.newsAt > LOOP_LIMIT_SECONDS;
-  document.getElementById("main").hidden = heard.status === null;
-  document.documentElement.classList.toggle("stale", !isAnswered || standsStill);
-  if (problem instanceof Refusal) tell(refused(problem.message), live);
-  else if (!isAnswered) tell(gone(heard.words, live, heard.answeredAt), live);
-  else tell(standsStill ? standingStill(heard.newsAt) : heard.words, live);
-  if (isAnswered) sections(live, state, report, summary, said.is_open_line === true, now);
+  const now = isTime(live.at) ? live.at : latest.answeredAt;
+  if (isAnswered) latest.headline = { ...headline(served), causes: pausePanels(live, now) };
+  const isBlocked = live.phase !== "stopped" && latest.answeredAt - latest.changedAt > LOOP_LIMIT_SECONDS;
+  document.getElementById("main").hidden = latest.status === null;
+  document.documentElement.classList.toggle("stale", !isAnswered || isBlocked);
+  if (problem instanceof AnswerError) showHeadline(errorAnswer(problem.message), live);
+  else if (!isAnswered) showHeadline(noAnswer(latest.headline, live, latest.answeredAt), live);
+  else showHeadline(isBlocked ? noSignOfLife(latest.changedAt) : latest.headline, live);
+  if (isAnswered) sections(live, state, report, summary, served.is_open_line === true, now);
   document.documentElement.dataset.shown = String(Number(document.documentElement.dataset.shown ?? 0) + 1);
 }
 
-/** Show a headline; the time in it is hidden from those who hear the page, as they would hear it every two seconds. */
-function tell({ state, title, until = "", detail = "", sub = "", causes = [] }, live) {
+/** Show a headline; its time is hidden from screen readers, which would read it every two seconds. */
+function showHeadline({ state, title, until = "", detail = "", sub = "", causes = [] }, live) {
   document.documentElement.dataset.state = state;
-  whichShipper(live);
+  showShipper(live);
   const cut = until ? title.lastIndexOf(" is ") : title.length;
-  const moment = until ? el("span", { "aria-hidden": "true" }, ` until ${until}`) : null;
-  fill("headline", title.slice(0, cut), moment, title.slice(cut));
+  const untilPart = until ? el("span", { "aria-hidden": "true" }, ` until ${until}`) : null;
+  fill("headline", title.slice(0, cut), untilPart, title.slice(cut));
   fill("detail", detail);
   fill("pauses", ...causes);
   fill("sub", sub);
@@ -87,7 +86,7 @@ function shape(state, colour) {
 }
 
 function sections(live, state, report, summary, isOpenLine, now) {
-  notice(summary);
+  showNotices(summary);
   facts(live, now);
   tiles(live, state, summary, isOpenLine);
   balance(live, state, now);
@@ -96,13 +95,13 @@ function sections(live, state, report, summary, isOpenLine, now) {
   expiries(live, report, list(summary.expiring), now);
   drawCharts(now);
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
-  const utc = zone === "UTC" ? "" : "; point at one to see it in UTC";
-  const note = `, asked for every two seconds. Times are in ${zone}${utc}.`;
+  const utc = zone === "UTC" ? "" : "; hover over a time to see it in UTC";
+  const note = `, updated every two seconds. Times are in ${zone}${utc}.`;
   fill("updated", "Figures of ", time(now, now), note);
 }
 
 makeCharts();
 document.getElementById("page").hidden = false;
 document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : poll()));
-window.addEventListener("resize", () => heard.status && drawCharts(fields(heard.status.live).at));
+window.addEventListener("resize", () => latest.status && drawCharts(fields(latest.status.live).at));
 poll();

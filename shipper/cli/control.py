@@ -1,0 +1,92 @@
+"""Requests to a running shipper over the control socket of its state directory, and `shipper retry`."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import typer
+
+from shipper.cli.common import SettingsOptions, prepare, require_directory, say
+from shipper.cli.signals import at_stop
+from shipper.model.errors import ConfigError, DeliveryGaveUpError, StateInUseError
+from shipper.system.control import Answer, Request, connect
+
+_START_LIMIT_S: Final = 2.0  # between acquiring the lock and listening
+_START_POLL_S: Final = 0.05
+
+
+def retry(*, options: SettingsOptions) -> None:
+    """
+    Make a running shipper that is paused retry now, instead of at its next scheduled attempt.
+
+    Also ends a wait that the service asked for. Exit code 0: delivery has resumed, or was not paused; 4: still paused.
+
+    Example: shipper retry --config /etc/shipper/shipper.toml
+    """
+    directory = require_directory(prepare(options)).state.directory
+    client = connect_to_running(directory)
+    if client is None:
+        raise ConfigError(f"no shipper is running on {directory}; there is nothing to retry", key="state.directory")
+    code, _ = send_request(client, "retry")
+    raise typer.Exit(code)
+
+
+def connect_to_running(directory: Path) -> socket.socket | None:
+    """
+    Connect to the process that holds a state directory; return None if there is none.
+
+    Raises:
+        StateInUseError: It cannot be reached.
+    """
+    from shipper.state.directory import lock_holder
+
+    give_up_at = time.monotonic() + _START_LIMIT_S
+    while True:
+        try:
+            return connect(directory)
+        except OSError as error:
+            holder = lock_holder(directory)
+            if holder is None and isinstance(error, FileNotFoundError | ConnectionRefusedError | NotADirectoryError):
+                return None
+            if time.monotonic() >= give_up_at:
+                raise StateInUseError(
+                    f"{directory} is in use by another shipper (process {holder or 'unknown'}), which cannot be "
+                    f"reached over its control socket ({error.strerror or error}); wait until it ends, or stop it. "
+                    "Nothing is lost meanwhile"
+                ) from None
+        time.sleep(_START_POLL_S)
+
+
+def send_request(client: socket.socket, command: str, content: object = None) -> tuple[int, msgspec.Raw]:
+    """
+    Send a request and print the answers; a stop signal cancels the request.
+
+    Returns:
+        The exit code, and the content of the last answer.
+    Raises:
+        DeliveryGaveUpError: The other process ended before it answered.
+    """
+    request = Request(command=command, content=msgspec.Raw(msgspec.json.encode(content)))
+
+    def end() -> None:
+        with suppress(OSError):  # the other process has answered already
+            client.shutdown(socket.SHUT_WR)
+
+    with at_stop(end), suppress(ConnectionError), closing(client), client.makefile("rb") as lines:
+        client.sendall(msgspec.json.encode(request) + b"\n")
+        for line in lines:
+            if not line.endswith(b"\n"):  # truncated
+                break
+            answer = msgspec.json.decode(line, type=Answer)
+            if answer.message:
+                say(answer.message)
+            if answer.code is not None:
+                return answer.code, answer.content
+    raise DeliveryGaveUpError(
+        "the running shipper ended before it answered. Nothing is lost; run the same command again"
+    )

@@ -1,0 +1,83 @@
+"""Options that select dead letters, opening them, and messages about a selection."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
+from difflib import get_close_matches
+from typing import Annotated, NamedTuple
+
+import typer
+from msgspec.structs import replace
+
+from shipper.cli.commands import option
+from shipper.cli.common import parse_time, say, several
+from shipper.config.settings import Settings
+from shipper.model.records import DeliveryClass
+from shipper.state.letters import EVERYTHING, Letters, Selection, open_letters
+
+_DAY_S = 86_400.0
+
+
+class Filters(NamedTuple):
+    """The options that select dead letters; without any, all are selected."""
+
+    reason: Annotated[str, option("RULE", "Only those refused by this rule.")] = ""
+    since: Annotated[str, option("TIME", "Only those refused since an ISO date or date-time, UTC.")] = ""
+    path: Annotated[str, option("GLOB", "Only those from matching inputs.")] = ""
+    delivery: Annotated[
+        DeliveryClass | None,
+        option(
+            "CLASS",
+            "invalid (refused here), rejected (by the service) or ambiguous (rejected, but may have been accepted).",
+        ),
+    ] = None
+
+    def selection(self, older_than_days: float | None = None) -> Selection:
+        return Selection(
+            rule=self.reason,
+            since_s=parse_time(self.since) if self.since else None,
+            before_s=None if older_than_days is None else time.time() - older_than_days * _DAY_S,
+            path=self.path,
+            delivery=self.delivery or "",
+        )
+
+
+def letters_in(settings: Settings) -> closing[Letters]:
+    """Open the dead letters; the context manager closes them."""
+    return closing(open_letters(settings.state.directory))
+
+
+def empty_message(selection: Selection, reasons: Collection[str] = ()) -> str:
+    """Return the message for an empty selection; `reasons` are the rules of all dead letters."""
+    if selection == EVERYTHING:
+        return "no dead letters"
+    similar = get_close_matches(selection.rule, reasons, n=1) if selection.rule not in reasons else []
+    return f"no dead letters match{f'; did you mean --reason {similar[0]}?' if similar else ''}"
+
+
+def unknown_ids(ids: Sequence[int], existing: Sequence[int]) -> typer.BadParameter:
+    """Return the error for unknown IDs; it names the nearest existing ones."""
+    nearest = sorted({min(existing, key=lambda other: abs(other - one)) for one in ids}) if existing else []
+    others = (
+        f"; nearest: {', '.join(map(str, nearest))}; all: shipper dead-letters list" if nearest else "; there are none"
+    )
+    return typer.BadParameter(f"no dead letter {', '.join(map(str, ids))}{others}")
+
+
+def format_counts(counts: Mapping[str, int]) -> str:
+    """Format the counts of `Letters.count_by_rule`."""
+    return ", ".join(f"{rule} {count:,}" for rule, count in counts.items())
+
+
+def warn_about_truncated(letters: Letters, selection: Selection) -> bool:
+    """Print the number of selected letters without the whole record; return whether there are any."""
+    count = sum(letters.count_by_rule(replace(selection, is_whole=False)).values())
+    if count:
+        say(
+            f"{several(count, 'dead letter was', 'dead letters were')} too long to be stored completely: only the "
+            "beginning of the record or its position is known, so it cannot be sent or exported; see: list --reason "
+            "oversized"
+        )
+    return count > 0

@@ -1,0 +1,382 @@
+"""Positions of a group in its topics: settled offsets, where reading begins, and the ranges of a backfill."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import (
+    ConsumerGroupState,
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka import KafkaException as KafkaException
+from confluent_kafka.admin import AdminClient, OffsetSpec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from shipper.config.settings import KafkaSettings
+from shipper.kafka.client import client_properties, retry_while_moving, translate_errors
+from shipper.kafka.documents import read_metadata
+from shipper.kafka.stream import Partition, Position
+from shipper.model.errors import SourceError
+from shipper.model.group import PartitionState
+
+SCHEME: Final = "kafka://"
+_ADDRESS: Final = re.compile(SCHEME + r"([\w.-]+)(?:/(\d{1,9})(?::(\d{1,18})-(\d{1,18}))?)?", re.ASCII)
+_DIVERGED_AT: Final = re.compile(r"broker end offset is (-?\d+)")
+_CALL_S: Final = 15.0
+
+
+# Offsets in the brokers -----------------------------------------------------------------------------------------------
+
+
+class PartitionOffsets(NamedTuple):
+    """
+    The offsets of a partition in the brokers.
+
+    Attributes:
+        topic_id: The id of the topic that has the name now.
+        low, high: Its first offset, and the one after its last record.
+        committed: The offset of the group, or None.
+        committed_to: The topic id that the committed offset belongs to; empty if shipper did not commit it.
+        settled_until: Everything that was in the partition at this time is settled; None = unknown.
+        last: The position after the last settled message, before the committed offset; None = unknown.
+        diverged_at: The offset from which the log is not the one that was read; None = unknown or nowhere.
+        is_topic_known: The group has an offset in some partition of the topic.
+    """
+
+    topic: str
+    partition: int
+    topic_id: str
+    low: int
+    high: int
+    committed: int | None = None
+    committed_to: str = ""
+    settled_until: float | None = None
+    last: Position | None = None
+    diverged_at: int | None = None
+    is_topic_known: bool = False
+
+
+def read_offsets(
+    admin: AdminClient, group_id: str, topics: Sequence[str], limit_s: float
+) -> dict[Partition, PartitionOffsets]:
+    """
+    Query the offsets of all partitions of topics.
+
+    Raises:
+        KafkaException, TimeoutError: The brokers do not answer, or a topic does not exist.
+    """
+    described = admin.describe_topics(TopicCollection([*topics]), request_timeout=limit_s)
+    topics_by_name = {name: future.result(limit_s) for name, future in described.items()}
+    partitions = [
+        TopicPartition(name, partition.id) for name, topic in topics_by_name.items() for partition in topic.partitions
+    ]
+    committed = committed_offsets(admin, group_id, partitions, limit_s)
+    known = {topic for (topic, _), position in committed.items() if position.offset >= 0}
+    lows, highs = (
+        offsets_at(admin, partitions, spec, limit_s) for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
+    )
+    offsets = {}
+    for key, position in committed.items():
+        metadata = read_metadata(position.metadata) if position.offset >= 0 else None
+        offsets[key] = PartitionOffsets(
+            *key,
+            topic_id=str(topics_by_name[key[0]].topic_id),
+            low=lows[key],
+            high=highs[key],
+            committed=position.offset if position.offset >= 0 else None,
+            committed_to=metadata.topic_id if metadata else "",
+            settled_until=metadata.settled_until if metadata else None,
+            last=metadata.last if metadata else None,
+            is_topic_known=key[0] in known,
+        )
+    return offsets
+
+
+def committed_offsets(
+    admin: AdminClient, group_id: str, partitions: Sequence[TopicPartition], limit_s: float
+) -> dict[Partition, TopicPartition]:
+    """Query the committed offsets of a group; negative = none. Raises the same errors as `read_offsets`."""
+    wanted = [ConsumerGroupTopicPartitions(group_id, [*partitions])]
+
+    @retry_while_moving
+    def query() -> list[TopicPartition]:
+        (future,) = admin.list_consumer_group_offsets(wanted, require_stable=True, request_timeout=limit_s).values()
+        committed: list[TopicPartition] = future.result(limit_s).topic_partitions
+        for position in committed:
+            if position.error is not None:
+                raise KafkaException(position.error)
+        return committed
+
+    return {(position.topic, position.partition): position for position in query()}
+
+
+def offsets_at(
+    admin: AdminClient, partitions: Iterable[TopicPartition], spec: Any, limit_s: float
+) -> dict[Partition, int]:
+    """Query the offsets of an `OffsetSpec`, -1 = none; the end excludes open transactions."""
+    wanted = dict.fromkeys(partitions, spec)
+    answers = admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=limit_s)
+    return {
+        (partition.topic, partition.partition): future.result(limit_s).offset for partition, future in answers.items()
+    }
+
+
+# Where reading begins -------------------------------------------------------------------------------------------------
+
+
+class Start(NamedTuple):
+    """
+    Where reading begins.
+
+    Attributes:
+        offset: The first offset to read.
+        gap: A description of the records missing before it; empty if none are.
+        missing: Number of missing records; 0 = unknown or none.
+        is_stopped: Do not read the partition.
+        epoch: The leader epoch of the record before `offset`, for the brokers to check; -1 = nothing to check.
+    """
+
+    offset: int
+    gap: str = ""
+    missing: int = 0
+    is_stopped: bool = False
+    epoch: int = -1
+
+
+def start_of(offsets: PartitionOffsets, settings: KafkaSettings) -> Start:
+    """Decide where reading begins; unread records are never skipped silently."""
+    where, committed = f"{offsets.topic}/{offsets.partition}", offsets.committed
+    beginning = offsets.high if settings.start == "end" else offsets.low
+    if committed is None:
+        # `start` applies only to the first start of a group; partitions added later begin at their beginning.
+        if settings.start == "stop" and not offsets.is_topic_known:
+            return Start(
+                offsets.low, f'{where}: the group has no offset, and input.kafka.start is "stop"', is_stopped=True
+            )
+        return Start(offsets.low if offsets.is_topic_known else beginning)
+    last = offsets.last if offsets.last and offsets.last.offset >= offsets.low else Position(committed)
+    if offsets.committed_to not in {"", offsets.topic_id}:
+        position = f"the group was at offset {committed:,} of the old topic"
+        start = Start(beginning, f"{where}: the topic was deleted and recreated: {position}")
+    elif committed < offsets.low:
+        gap = f"records {committed:,} to {offsets.low - 1:,} were deleted before they were read (retention)"
+        start = Start(offsets.low, f"{where}: {gap}", offsets.low - committed)
+    elif offsets.diverged_at is not None and offsets.diverged_at < last.offset:
+        first = max(offsets.low, offsets.diverged_at)
+        gap = f"the brokers have lost records {first:,} to {last.offset - 1:,}, which the group has read"
+        start = Start(first, f"{where}: {gap}; other records may be in their place")
+    elif committed > offsets.high:
+        gap = f"the group is at offset {committed:,}, and the partition ends at {offsets.high:,}"
+        # If the epoch is known, the brokers tell where the log diverged once it is read.
+        first, epoch = (offsets.high, -1) if last.epoch < 0 else last
+        start = Start(first, f"{where}: {gap}: it was truncated or recreated", epoch=epoch)
+    else:
+        # Only transaction markers are between the last message and the committed offset, unless the log has diverged.
+        return Start(last.offset, epoch=last.epoch)
+    if settings.on_gap == "continue":
+        return start
+    advice = (
+        'reading of this partition has stopped. To continue after the gap, set input.kafka.on_gap = "continue" and '
+        "reload (SIGHUP); the missing records are reported as unreachable"
+    )
+    return start._replace(gap=f"{start.gap}; {advice}", is_stopped=True, epoch=-1)
+
+
+def diverged_at(text: str) -> int | None:
+    """Return from which offset a log is not the one that was read, according to an error of the client; -1 = all."""
+    match = _DIVERGED_AT.search(text)
+    return None if match is None else int(match[1])
+
+
+# The state of a group -------------------------------------------------------------------------------------------------
+
+
+class GroupStatus(Struct, frozen=True, kw_only=True):
+    """
+    The status of a group, as printed by `shipper status`.
+
+    Attributes:
+        at: When it was taken, seconds since the epoch.
+        state: The brokers' term, such as `stable`.
+        members: Number of members.
+        partitions: Of all topics, in descending order of lag.
+        until: The time passed to `group_status`, or None.
+        late: Partitions, as topic/number, that may have unsettled records from before `until`.
+    """
+
+    at: float
+    group: str
+    state: str
+    members: int
+    partitions: list[PartitionState]
+    until: float | None = None
+    late: list[str] = []
+
+    @property
+    def lag_records(self) -> int:
+        return sum(partition.lag_records for partition in self.partitions)
+
+    @property
+    def is_delivered(self) -> bool:
+        return self.until is not None and not self.late and self.until <= self.at and bool(self.partitions)
+
+
+def group_status(settings: KafkaSettings, at: float, until: float | None = None) -> GroupStatus:
+    """
+    Query the status of a group from the brokers; no member need be running.
+
+    Args:
+        at: The current time, seconds since the epoch, taken before the call.
+        until: Also determine whether everything up to this time is settled.
+    Raises:
+        SourceError: The query failed.
+    """
+    with translate_errors(settings, f"group {settings.group_id} cannot be examined"):
+        admin = AdminClient(client_properties(settings))
+        offsets = read_offsets(admin, settings.group_id, settings.topics, _CALL_S)
+        (future,) = admin.describe_consumer_groups([settings.group_id], request_timeout=_CALL_S).values()
+        group = future.result(_CALL_S)
+        firsts: dict[Partition, int] = {}
+        if until is not None:
+            spec = OffsetSpec.for_timestamp(int(until * 1000))
+            firsts = offsets_at(admin, [TopicPartition(*key) for key in offsets], spec, _CALL_S)
+    states = [_partition_state(partition, settings, at) for partition in offsets.values()]
+    states.sort(key=lambda state: (-state.lag_records, state.topic, state.partition))
+    late = [
+        f"{state.topic}/{state.partition}"
+        for state in states
+        if until is not None and not _is_settled(state, until, firsts[state.topic, state.partition])
+    ]
+    is_empty = group.state in {ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD}
+    return GroupStatus(
+        at=at,
+        group=settings.group_id,
+        state="empty" if is_empty else group.state.name.lower().replace("_", " "),
+        members=len(group.members),
+        partitions=states,
+        until=until,
+        late=late,
+    )
+
+
+def _partition_state(offsets: PartitionOffsets, settings: KafkaSettings, at: float) -> PartitionState:
+    start = start_of(offsets, settings)
+    position = max(offsets.low, start.offset if offsets.committed is None else offsets.committed)
+    is_at_end = position >= offsets.high and not start.gap
+    return PartitionState(
+        topic=offsets.topic,
+        partition=offsets.partition,
+        offset=offsets.committed,
+        end=offsets.high,
+        lag_records=max(0, offsets.high - position),
+        delivered_until=at if is_at_end else None if start.gap else offsets.settled_until,
+        state="stopped" if start.is_stopped else "reading",
+        message=start.gap,
+    )
+
+
+def _is_settled(partition: PartitionState, until: float, first: int) -> bool:
+    """Return whether everything up to a time is settled; `first` is the first offset from then on, -1 = none."""
+    if partition.state == "stopped":
+        return False
+    if partition.delivered_until is not None and partition.delivered_until >= until:
+        return True
+    return first >= 0 and (partition.offset or 0) >= first
+
+
+# Ranges of a backfill -----------------------------------------------------------------------------------------------
+
+
+class Selection(NamedTuple):
+    """
+    The parts of topics that `backfill kafka://…` reads.
+
+    Attributes:
+        parts: Offsets by topic and partition; None = all partitions, or all offsets.
+        since_s, until_s: The time range of messages to read, seconds since the epoch.
+        name: A hash of the arguments.
+    """
+
+    parts: Mapping[tuple[str, int | None], range | None]
+    since_s: float | None
+    until_s: float | None
+    name: str
+
+    def settings(self, kafka: KafkaSettings) -> KafkaSettings:
+        """Return settings for a separate group that shares dead letters and ledger with the configured group."""
+        return replace(
+            kafka,
+            topics=tuple(dict.fromkeys(topic for topic, _ in self.parts)),
+            group_id=f"{kafka.group_id}.backfill.{self.name}",
+            dead_letter_topic=kafka.letters,
+            ledger_topic=kafka.ledger,
+        )
+
+    def ranges(self, kafka: KafkaSettings) -> dict[Partition, range]:
+        """
+        Query the offsets of the selection, up to the current end.
+
+        Raises:
+            SourceError: The query failed, or a partition or an offset does not exist.
+        """
+        with translate_errors(kafka, f"{', '.join(kafka.topics)} cannot be examined"):
+            admin = AdminClient(client_properties(kafka))
+            offsets = read_offsets(admin, kafka.group_id, kafka.topics, _CALL_S)
+
+            def offsets_from(time_s: float | None, bounds: Mapping[Partition, int]) -> Mapping[Partition, int]:
+                if time_s is None:
+                    return bounds
+                spec = OffsetSpec.for_timestamp(int(1000 * time_s))
+                found = offsets_at(admin, [TopicPartition(*key) for key in offsets], spec, _CALL_S)
+                return {key: offsets[key].high if offset < 0 else offset for key, offset in found.items()}
+
+            firsts = offsets_from(self.since_s, {key: partition.low for key, partition in offsets.items()})
+            lasts = offsets_from(self.until_s, {key: partition.high for key, partition in offsets.items()})
+        ranges = {}
+        for (topic, number), wanted in self.parts.items():
+            keys = [key for key in offsets if key[0] == topic and number in {None, key[1]}]
+            if not keys:
+                raise SourceError(f"topic {topic} has no partition {number}")
+            for key in keys:
+                if wanted is not None and wanted.stop > offsets[key].high:
+                    raise SourceError(f"{topic}/{number} ends at {offsets[key].high:,}, before {wanted.stop:,}")
+                ranges[key] = wanted or range(firsts[key], max(firsts[key], lasts[key]))
+        return ranges
+
+
+def parse_addresses(
+    addresses: Sequence[str], since_s: float | None, until_s: float | None, again: str = ""
+) -> Selection:
+    """
+    Parse addresses such as `kafka://topic`, `kafka://topic/3` and `kafka://topic/3:1000-2000`.
+
+    Args:
+        again: Distinguishes this selection from the same one with another value.
+    Raises:
+        SourceError: An address is malformed, or two name the same partition.
+    """
+    parts: dict[tuple[str, int | None], range | None] = {}
+    for address in addresses:
+        match = _ADDRESS.fullmatch(address)
+        if match is None:
+            raise SourceError(
+                f"{address} names no topic; use {SCHEME}TOPIC, {SCHEME}TOPIC/PARTITION or "
+                f"{SCHEME}TOPIC/PARTITION:OFFSET-END"
+            )
+        topic, partition, *bounds = match.groups()
+        number = None if partition is None else int(partition)
+        if any(other == topic and (number is None or other_number in {None, number}) for other, other_number in parts):
+            raise SourceError(f"{address}: a partition is named twice")
+        offsets = range(*map(int, bounds)) if bounds[0] else None
+        if offsets is not None and (not offsets or since_s is not None or until_s is not None):
+            raise SourceError(f"{address}: the offsets must increase, and cannot be combined with --since and --until")
+        parts[topic, number] = offsets
+    text = repr((sorted(addresses), since_s, until_s, again))
+    return Selection(parts, since_s, until_s, sha256(text.encode()).hexdigest()[:12])

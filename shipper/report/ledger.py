@@ -1,0 +1,171 @@
+"""The ledger as a flat table by time, brand, affiliate and media, including dead letters."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from datetime import date
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from shipper.codec.documents import SourceMapping, read_rows
+from shipper.codec.normalize import normalizers
+from shipper.config.mapping import FIELDS
+from shipper.config.settings import RecordsSettings, Settings
+from shipper.model.framing import csv_rows
+from shipper.model.records import LedgerKey
+from shipper.report.days import Days
+from shipper.report.ranges import DAY, DateRange
+from shipper.report.rows import Column, FlatTable
+from shipper.state.affiliates import NameAffiliate, affiliate_namer, read_or_generate_key
+from shipper.state.ledger import LedgerRow, kept_from, read_ledger
+from shipper.state.letters import Content, Letters, Selection, open_letters
+
+By = Literal["hour", "day", "month", "brand", "affiliate", "media"]
+
+_NAMES: Final = (Column("brand_id", "integer"), Column("affiliate_id", "text"), Column("media", "text"))
+_COUNTS: Final = ("accepted", "duplicates", "dead_letters")
+_HOUR: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d):\d\d:\d\dZ", re.ASCII)
+_MEDIA: Final = re.compile(r"(\d{1,20})_", re.ASCII)
+_NEEDED: Final = ("Timestamp", "BrandID", "BTag", "AffiliateID")
+
+
+class DeadLetterCounts(NamedTuple):
+    """Dead letters by ledger key, and the number of those without a readable Timestamp, BrandID or media."""
+
+    counts: Mapping[LedgerKey, int]
+    unattributed: int = 0
+
+
+def read_range(settings: Settings, period: DateRange | None) -> list[LedgerRow]:
+    """Read the ledger for a period, with a margin that covers its days in any time zone."""
+    try:
+        bounds = [(period.start - 2 * DAY).isoformat(), (period.end + 2 * DAY).isoformat()] if period else []
+    except OverflowError:  # near the limits of the calendar
+        bounds = []
+    return read_ledger(settings.state.directory, *bounds)
+
+
+def first_complete_day(settings: Settings, days: Days) -> date | None:
+    """
+    Return the first day whose counts have not expired; None if no counts have expired.
+
+    Call it after reading the ledger: the counts read are complete from that day on.
+    """
+    start = kept_from(settings.state.directory)
+    if not start:
+        return None
+    first = date.fromisoformat(start)
+    day = date.fromisoformat(days.day_of(f"{first}T00"))
+    is_partial = days.day_of(f"{first - DAY}T23") == str(day)
+    return day + DAY if is_partial else day
+
+
+def read_dead_letters(settings: Settings, deliveries: Sequence[str] = ("",)) -> DeadLetterCounts:
+    """Count the dead letters of some delivery classes (`""` = any) by ledger key."""
+
+    def contents(letters: Letters) -> Iterator[Content]:
+        for delivery in deliveries:
+            for letter_id in letters.ids(Selection(delivery=delivery)):
+                content = letters.content(letter_id)
+                if content is not None:  # not deleted meanwhile
+                    yield content
+
+    with closing(open_letters(settings.state.directory)) as letters:
+        name_affiliate = affiliate_namer(read_or_generate_key(settings.state.directory))
+        delimiter = settings.input.csv_delimiter
+        return count_dead_letters(contents(letters), settings.records, name_affiliate, csv_delimiter=delimiter)
+
+
+def count_dead_letters(
+    contents: Iterable[Content], records: RecordsSettings, name_affiliate: NameAffiliate, *, csv_delimiter: str = ""
+) -> DeadLetterCounts:
+    """
+    Count dead letters by ledger key.
+
+    Args:
+        csv_delimiter: Delimiter of CSV rows; empty = detect it from the header.
+    """
+    mapping = SourceMapping(records.field_sources)
+    normalize = normalizers(records.assume_timezone, relaxed=())
+    counts: Counter[LedgerKey] = Counter()
+    unattributed = 0
+    for content in contents:
+        document = _document(content, csv_delimiter)
+        key = None
+        if document is not None:
+            fields = dict(zip(FIELDS, mapping.columns([document]), strict=True))
+            key = _key(name_affiliate, *(normalize[name](fields[name])[0] for name in _NEEDED))
+        if key is None:
+            unattributed += 1
+        else:
+            counts[key] += 1
+    return DeadLetterCounts(counts, unattributed)
+
+
+def _document(content: Content, csv_delimiter: str) -> Mapping[str, Any] | None:
+    """Parse the record of a letter; return None if it is malformed or only its position is known."""
+    if content.header and content.raw:
+        framing = csv_rows(content.header, is_whole=True, delimiter=csv_delimiter)
+        documents = read_rows([content.raw], framing)[0] if framing else None
+        return documents[0] if documents else None
+    try:
+        document = msgspec.json.decode(content.raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _key(name_affiliate: NameAffiliate, timestamp: Any, brand_id: Any, tag: Any, affiliate_id: Any) -> LedgerKey | None:
+    hour = _HOUR.fullmatch(timestamp) if isinstance(timestamp, str) else None
+    media = _MEDIA.match(tag) if isinstance(tag, str) else None
+    if hour is None or media is None or type(brand_id) is not int:
+        return None
+    return hour[1], brand_id, name_affiliate(affiliate_id) if isinstance(affiliate_id, str) else "", media[1]
+
+
+def ledger_table(
+    ledger: Iterable[LedgerRow], dead_letters: Mapping[LedgerKey, int], *, days: Days, by: By, period: DateRange | None
+) -> FlatTable:
+    """
+    Return the table, sorted by time, brand, affiliate and media.
+
+    Args:
+        days: The days of a time zone.
+        by: The columns: hour, day or month, each with brand, affiliate and media; or only brand, affiliate or media,
+            over all times.
+        period: Days of that zone; None = all.
+    Raises:
+        ConfigError: The zone's offset from UTC is not a whole number of hours.
+    """
+    columns = [column for column in _NAMES if column.name.removesuffix("_id") == by] or [Column(by, "text"), *_NAMES]
+    rows: dict[tuple[str, tuple[Any, ...]], list[int]] = {}
+
+    def add(key: LedgerKey, *counts: int) -> None:
+        hour, brand_id, affiliate_id, media = key
+        day = days.day_of(hour)
+        if period is not None and not period.start.isoformat() <= day <= period.end.isoformat():
+            return
+        names: dict[str, tuple[Any, ...]] = {"brand": (brand_id,), "affiliate": (affiliate_id,), "media": (media,)}
+        if by not in names:
+            time = days.hour_of(hour) if by == "hour" else day if by == "day" else day[:7]
+            names[by] = time, brand_id, affiliate_id, media
+        # Sort hours in UTC: the zone's hours are out of order when clocks are set back.
+        row = rows.setdefault((hour if by == "hour" else "", names[by]), [0] * len(_COUNTS))
+        for index, count in enumerate(counts):
+            row[index] += count
+
+    for row in ledger:
+        add((row.hour, row.brand_id, row.affiliate_id, row.media), row.accepted, row.duplicates, 0)
+    for key, count in dead_letters.items():
+        add(key, 0, 0, count)
+    counts = [Column(name, "integer") for name in _COUNTS]
+    return FlatTable("ledger", (*columns, *counts), [(*key[1], *rows[key]) for key in sorted(rows)])
+
+
+def totals_of(table: FlatTable) -> dict[str, int]:
+    columns = [column.name for column in table.columns]
+    return {name: sum(row[columns.index(name)] for row in table.rows) for name in _COUNTS}  # type: ignore[misc]

@@ -1,0 +1,117 @@
+"""Read-only commands, erasure and replays on a group's data in the brokers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import SHIPPER, Service, changed
+from tests.e2e.fake_service import HANG, FakeService, Reply
+from tests.e2e.kafka.broker import Broker, sums
+from tests.e2e.kafka.conftest import Group
+from tests.e2e.kafka.test_member import values
+
+
+def test_the_commands_show_dead_letters_and_ledger_of_a_group_like_those_of_a_directory(
+    group: Group, broker: Broker, service: Service, sample: Sample
+):
+    bad = [
+        changed(line, Timestamp="2026-01-15 10:00:00", AffiliateID="J. Doe").rstrip(b"\n")
+        for line in sample.lines[500:503]
+    ]
+    named = changed(sample.lines[503], AffiliateID="J. Doe").rstrip(b"\n")
+    for part in (values(sample, 0, 250), [*bad, None, named], values(sample, 250, 500)):
+        broker.produce(group.topic, part)
+        running = group.member()
+        running.wait_until(group.is_settled, "the group is at the end")
+        assert running.stop().returncode == 0
+    run = group.shipper.run
+    listed = run("dead-letters", "list", "--format", "json", check=False)
+    letters = [json.loads(line) for line in listed.stdout.splitlines()]
+    assert [each["rule"] for each in letters].count("timestamp") == 3, listed
+    assert {each["path"].rpartition("/")[0] for each in letters} == {group.topic}
+    exported = run("dead-letters", "export", "--reason", "timestamp", check=False).stdout.encode()
+    assert sorted(exported.splitlines()) == sorted(bad)
+    ledger = run("ledger", "--format", "json", check=False)
+    assert "J. Doe" not in ledger.stdout
+    assert "(other)" in ledger.stdout
+    assert sum(row["accepted"] for row in json.loads(ledger.stdout)["rows"]) == 501
+    replay = ["dead-letters", "replay", "--summary", "json"]
+    failed = run(*replay, "--limit", "1", check=False)
+    assert (failed.returncode, failed.summary and failed.summary["dead_lettered"]) == (3, 1), failed
+    listed = run("dead-letters", "list", "--format", "json", check=False)
+    attempts = {each["start_offset"]: each["attempts"] for each in letters}
+    changes = [
+        each["attempts"] - attempts[each["start_offset"]] for each in map(json.loads, listed.stdout.splitlines())
+    ]
+    assert sorted(changes) == [0, 0, 0, 1]
+    replayed = run(*replay, settings={"records.assume_timezone": "UTC"}, check=False)
+    assert (replayed.returncode, replayed.summary and replayed.summary["accepted"]) == (3, 3), replayed
+    service.assert_holds_exactly(sample.ids[:504])
+    (left,) = run("dead-letters", "list", "--format", "json", check=False).stdout.splitlines()
+    assert json.loads(left)["rule"] == "json"
+    ledger = run("ledger", "--format", "json", check=False)
+    assert sum(row["accepted"] for row in json.loads(ledger.stdout)["rows"]) == 504
+    counts = sums(broker.table(group.ledger))
+    assert counts["read"] == counts["accepted"] + counts["dead_lettered"] + counts["duplicates"]
+    assert (counts["accepted"], counts["rows_accepted"], counts["dead_lettered"]) == (504, 504, 1)
+    refused = run("dead-letters", "purge", "1", "--yes", check=False)
+    assert (refused.returncode, "get new IDs in each command" in refused.stderr) == (2, True), refused
+    purged = run("dead-letters", "purge", "--reason", "json", "--yes", check=False)
+    assert (purged.returncode, "1 dead letter deleted" in purged.stderr) == (0, True), purged
+    left = run("dead-letters", "list", "--format", "json", check=False).stdout.splitlines()
+    assert left == []
+    assert not group.shipper.state.exists()
+
+
+def test_a_consumer_is_erased_from_the_letters_of_a_group(
+    group: Group, broker: Broker, service: Service, sample: Sample
+):
+    own = [changed(line, ConsumerID=4711, IP="no").rstrip(b"\n") for line in sample.lines[:2]]
+    other = changed(sample.lines[2], ConsumerID=47110, IP="no").rstrip(b"\n")
+    doubtful = b"it says 4711"
+    broker.produce(group.topic, [*own, other, doubtful, *values(sample, 3, 10)], partition=1)
+    running = group.member()
+    running.wait_until(group.is_settled, "the group is at the end")
+    purge = ["dead-letters", "purge", "--consumer-id", "4711", "--yes"]
+    purged = group.shipper.run(*purge, check=False)
+    assert purged.returncode == 4, purged
+    assert "consumer 4711: 2 dead letters erased" in purged.stderr
+    assert f"{group.topic}/1, offset 3" in purged.stderr
+    assert running.stop().returncode == 0
+    assert {each.value for each in broker.table(group.letters).values()} == {other, doubtful}
+
+
+def test_the_later_of_two_replays_takes_over(group: Group, broker: Broker, fake: FakeService, sample: Sample):
+    group.shipper.target = fake.target
+    naive = [changed(line, Timestamp="2026-01-15 10:00:00").rstrip(b"\n") for line in sample.lines[:3]]
+    broker.produce(group.topic, naive)
+    running = group.member()
+    running.wait_until(group.is_settled, "the group is at the end")
+    assert running.stop().returncode == 0
+    fake.default = HANG
+    replay = ["dead-letters", "replay", "--summary", "json"]
+    settings = {"records.assume_timezone": "UTC"}
+    first = group.shipper.start(*replay, settings=settings, check=False)
+    first.wait_until(lambda: fake.requests, "a request of the first replay hangs")
+    fake.default = Reply()
+    second = group.shipper.run(*replay, settings=settings, check=False)
+    assert (second.returncode, second.counts()[:2]) == (0, (3, 3)), second
+    fake.release()
+    ended = first.finish()
+    assert ended.returncode == 5, ended
+    assert f"another replay of group {group.name} has started" in ended.stderr
+    assert broker.table(group.letters) == {}
+    counts = sums(broker.table(group.ledger))
+    assert (counts["accepted"], counts["rows_accepted"], counts["dead_lettered"]) == (3, 3, 0)
+
+
+def test_status_of_a_group_tolerates_a_reader_that_has_gone(group: Group):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [SHIPPER, "status", "--config", group.shipper.config, "--until", "now"]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=group.shipper.environment(), check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, b"")

@@ -1,0 +1,217 @@
+"""Unmatched generations: files created and rotated between two looks."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from shipper.sources.completion import Completion
+from tests.e2e.files import compress
+from tests.unit.follower_bench import ROTATE_WAIT_S, Bench, settle
+
+NAME = "app.log"
+LATER = 2000.0
+
+
+def lines(first: int, last: int) -> bytes:
+    return b"".join(b'{"n":%06d}\n' % number for number in range(first, last))
+
+
+def numbered(path: Path, generation: int) -> Path:
+    """`rotate`: each is renamed to the next number."""
+    for number in range(generation, 0, -1):
+        old = path.with_name(f"{path.name}.{number}")
+        if old.exists():
+            old.rename(path.with_name(f"{path.name}.{number + 1}"))
+    return path.rename(path.with_name(f"{path.name}.1"))
+
+
+def dated(path: Path, generation: int) -> Path:
+    """`dateext`"""
+    return path.rename(path.with_name(f"{path.name}-2026110{generation}"))
+
+
+def compressed(path: Path, generation: int) -> Path:
+    return compress(numbered(path, generation), "gz", path.with_name(f"{path.name}.{generation}0.gz"))
+
+
+def copied(path: Path, generation: int) -> Path:
+    copy = shutil.copy(path, path.with_name(f"{path.name}-2026110{generation}"))
+    path.write_bytes(b"")
+    return Path(copy)
+
+
+ROTATIONS = [numbered, dated, compressed, copied]
+Rotate = Callable[[Path, int], Path]
+
+
+@pytest.fixture
+def bench(tmp_path: Path):
+    bench = Bench(tmp_path)
+    bench.write(NAME, lines(0, 10))
+    bench.start(NAME)
+    assert bench.ship(1.0, 2.0) == lines(0, 10)
+    yield bench
+    bench.stop()
+    bench.store.close()
+
+
+def ship_late(bench: Bench, now: float) -> list[bytes]:
+    """Ship until no wait is left, and give the lines in their order by number."""
+    return sorted(bench.ship(*(now + 3 * look for look in range(8))).splitlines(keepends=True))
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+@pytest.mark.parametrize("rotate", ROTATIONS)
+def test_a_file_created_and_rotated_between_two_looks_is_read_once_and_not_reported_as_delivered_before(
+    bench: Bench, rotate: Rotate, is_running: bool
+):
+    """Several generations come and go between two looks, of which each has records of its own; and what comes later."""
+    assert bench.is_delivered(LATER)
+    if not is_running:
+        bench.stop()
+    path = bench.folder / NAME
+    for generation in range(1, 5):
+        bench.write(NAME, lines(10 * generation, 10 * generation + 10))
+        rotate(path, generation)
+        assert not bench.is_delivered(LATER)
+    bench.write(NAME, lines(50, 60))
+    assert not bench.is_delivered(LATER)
+    if not is_running:
+        bench.start(NAME)
+    assert ship_late(bench, 10.0) == lines(10, 60).splitlines(keepends=True)
+    assert bench.is_delivered(LATER)
+    bench.stop()
+    bench.write(NAME, lines(60, 70))
+    bench.start(NAME)
+    assert ship_late(bench, 100.0) == lines(60, 70).splitlines(keepends=True)
+    assert bench.is_delivered(LATER)
+
+
+def test_generations_of_a_glob_are_found_even_if_the_original_does_not_exist_now(bench: Bench):
+    """The application has not begun its next file."""
+    (bench.folder / "a").mkdir()
+    bench.stop()
+    live = bench.write("a/acquisitions-1.log", lines(100, 110))
+    bench.start("*/acquisitions*.log")
+    bench.ship(1.0, 2.0)
+    bench.stop()
+    bench.write("a/acquisitions-1.log", lines(110, 120))
+    live.rename(f"{live}.2")
+    bench.write("a/acquisitions-1.log", lines(120, 130))
+    live.rename(f"{live}.1")
+    bench.start("*/acquisitions*.log")
+    assert ship_late(bench, 10.0) == lines(110, 130).splitlines(keepends=True)
+
+
+def test_a_copy_that_stays_beside_its_original_is_not_read(bench: Bench):
+    """logrotate's `copy`: plain and compressed; when the original is truncated after all, its rest is read there."""
+    bench.write(NAME, lines(10, 300))
+    bench.ship(3.0)
+    path = bench.folder / NAME
+    with capture_logs() as logs:
+        shutil.copy(path, bench.folder / f"{NAME}.1")
+        compress(Path(shutil.copy(path, bench.folder / "to-be")), "gz", bench.folder / f"{NAME}.2.gz")
+        bench.write(NAME, lines(300, 310))
+        assert ship_late(bench, 10.0) == lines(300, 310).splitlines(keepends=True)
+    copies = sorted(Path(entry["path"]).name for entry in logs if entry["event"] == "source_is_copy")
+    assert copies == [f"{NAME}.1", f"{NAME}.2.gz"]
+    assert bench.is_delivered(LATER)
+    bench.stop()
+    bench.write(NAME, lines(310, 320))
+    bench.start(NAME)
+    assert ship_late(bench, 100.0) == lines(310, 320).splitlines(keepends=True)
+
+
+@pytest.mark.parametrize("has_successor", [False, True])
+@pytest.mark.parametrize("suffix", ["", "gz"])
+def test_a_copy_is_not_read_if_its_original_is_renamed_before_the_copy_is_identified(
+    bench: Bench, suffix: str, has_successor: bool
+):
+    """The original grows until it is renamed, so its new name is not known yet when the copy is compared."""
+    bench.write(NAME, lines(10, 300))
+    bench.ship(3.0)
+    path, copy = bench.folder / NAME, bench.folder / f"{NAME}-20261101"
+    shutil.copy(path, copy)
+    if suffix:
+        compress(copy, suffix, copy.with_name(f"{copy.name}.{suffix}"))
+    assert bench.ship(10.0) == b""
+    bench.write(NAME, lines(300, 310))
+    assert bench.ship(14.0) == lines(300, 310)
+    path.rename(f"{path}.1")
+    if has_successor:
+        bench.write(NAME, lines(310, 320))
+    with capture_logs() as logs:
+        assert ship_late(bench, 15.5) == (lines(310, 320) if has_successor else b"").splitlines(keepends=True)
+    assert "source_is_copy" in [entry["event"] for entry in logs]
+
+
+def test_a_partly_read_generation_is_resumed_after_a_restart(bench: Bench):
+    bench.stop()
+    for number in (1, 2):
+        bench.write(NAME, lines(10 * number, 10 * number + 10))
+        dated(bench.folder / NAME, number)
+    bench.write(NAME, lines(30, 40))
+    bench.start(NAME)
+    chunks = bench.look(20.0) + bench.look(40.0) + bench.look(60.0)
+    assert b"".join(sorted(chunk.data for chunk in chunks)) == lines(10, 40)
+    settle(bench.store, chunks[:2])
+    bench.stop()
+    bench.start(NAME)
+    assert b"".join(ship_late(bench, 100.0)) == chunks[2].data
+
+
+# What is said of it -----------------------------------------------------------------------------------------------
+
+
+def test_a_file_compressed_while_stopped_delays_delivery_until_it_is_read(bench: Bench):
+    bench.stop()
+    bench.write(NAME, lines(10, 20))
+    compress(bench.folder / NAME, "gz", bench.folder / "2026-11-01.gz")
+    snapshot = bench.snapshot(LATER)
+    assert not snapshot.is_delivered(LATER)
+    assert [Path(stream.path).name for stream in snapshot.late_streams(LATER)] == [NAME]
+    bench.start(NAME)
+    assert ship_late(bench, 10.0) == lines(10, 20).splitlines(keepends=True)
+    assert bench.is_delivered(LATER)
+
+
+def forget_the_ends(bench: Bench) -> None:
+    """What is left by a process that ended after the last record was settled, and before it looked for more."""
+    bench.stop()
+    with bench.store._db as db:
+        db.execute("UPDATE streams SET ended_size = -1, ended_ns = -1, settled_until = NULL")
+        db.execute("UPDATE streams SET size = 0 WHERE compression != ''")
+
+
+def test_a_settled_archive_is_reported_as_delivered_after_its_end_was_found(bench: Bench):
+    bench.stop()
+    for generation in (1, 2):
+        bench.write(NAME, lines(10 * generation, 10 * generation + 10))
+        compressed(bench.folder / NAME, generation)
+    bench.start(NAME)
+    assert ship_late(bench, 10.0) == lines(10, 30).splitlines(keepends=True)
+    forget_the_ends(bench)
+    assert not bench.is_delivered(LATER)
+    bench.start(NAME)
+    assert ship_late(bench, 100.0) == []
+    assert bench.is_delivered(LATER)
+
+
+def test_a_settled_rotated_file_is_completed_after_a_restart_finds_its_end(bench: Bench):
+    bench.stop()
+    bench.start(NAME, completion=Completion("delete"))
+    bench.ship(3.0)
+    old = (bench.folder / NAME).rename(bench.folder / f"{NAME}.1")
+    bench.write(NAME, lines(10, 20))
+    assert bench.ship(4.0, 4.5) == lines(10, 20)
+    forget_the_ends(bench)
+    assert old.exists()
+    bench.start(NAME, completion=Completion("delete"))
+    bench.ship(5.0, 5.0 + ROTATE_WAIT_S, 6.0 + ROTATE_WAIT_S)
+    assert not old.exists()
+    assert (bench.folder / NAME).exists()
