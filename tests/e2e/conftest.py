@@ -19,6 +19,7 @@ from tests.e2e.driver import Service, Shipper, Target
 from tests.e2e.fake_service import FakeService
 from tests.e2e.files import Tail
 from tests.e2e.operated import Start
+from tests.e2e.surroundings import Lockstep
 from tests.e2e.warm_start import warm_starts
 
 SAMPLE_EVENTS = 50_000
@@ -84,6 +85,14 @@ def fake() -> Iterator[FakeService]:
     """A service that misbehaves on demand."""
     with FakeService() as fake:
         yield fake
+
+
+@pytest.fixture
+def lockstep(shipper: Shipper) -> Iterator[Lockstep]:
+    """A service for which the shipper saves each batch by itself; the shipper ships to it."""
+    with Lockstep(shipper) as lockstep:
+        shipper.target = lockstep.target
+        yield lockstep
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from tests.e2e.driver import QUICK, Result, Running, Service, Shipper, changed, 
 from tests.e2e.fake_service import HANG, FakeService, Reply
 from tests.e2e.files import append, log_lines, wait_for_events
 from tests.e2e.operated import Admin, Manager, Start
+from tests.e2e.surroundings import Lockstep
 from tests.e2e.test_crash_points import SAVES
 from tests.e2e.test_replay_and_purge import REFUSE_ALL, bytes_on_disk, letters, refuse
 
@@ -386,20 +387,20 @@ def test_the_next_replay_sends_what_is_left_after_the_shipper_was_stopped_during
 @pytest.mark.parametrize("passing", [1, 2])
 @pytest.mark.parametrize("point", SAVES)
 def test_a_crash_while_a_replay_is_saved_loses_nothing_and_repeats_no_saved_letter(
-    start: Start, folder: Path, shipper: Shipper, fake: FakeService, sample: Sample, point: str, passing: int
+    start: Start, folder: Path, shipper: Shipper, sample: Sample, lockstep: Lockstep, point: str, passing: int
 ):
     refuse(shipper, sample.lines[:40])
-    shipper.target = fake.target
     settings = {"batch.max_events": 10, "delivery.concurrency": 1, "state.commit_interval_seconds": 0.001}
     running = listening(start, shipper, settings=settings, env={"SHIPPER_CRASH_AT": f"{point}:{passing}"})
     result = letters(shipper, "replay", check=False)
     assert result.returncode == 4
     assert running.finish().returncode == -signal.SIGKILL, "the crash point was not reached"
-    before, sent = settled(shipper), set(fake.event_ids())
+    before, sent = settled(shipper), set(lockstep.event_ids())
     assert before[:2] == (40, 40 - before[2])
     left = {letter.event_id for letter in shipper.read_state().dead_letters}
     assert set(sample.ids[:40]) - sent <= left, "lost"
-    bodies = len(fake.bodies)
+    bodies = len(lockstep.bodies)
+    lockstep.begin()
     append(folder / "a.ndjson", sample.lines[40:50])
     running = listening(start, shipper, settings=settings)
     again = letters(shipper, "replay", "--summary", "json", check=False)
@@ -407,7 +408,7 @@ def test_a_crash_while_a_replay_is_saved_loses_nothing_and_repeats_no_saved_lett
     running.wait_until(lambda: shipper.read_state().read == 50, "the input")
     assert running.stop().returncode == 0
     assert settled(shipper) == (50, 50, 0, 0)
-    assert sorted(fake.event_ids(fake.bodies[bodies:])) == sorted(left | set(sample.ids[40:50]))
+    assert sorted(lockstep.event_ids(lockstep.bodies[bodies:])) == sorted(left | set(sample.ids[40:50]))
 
 
 @pytest.mark.early

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import product
 from pathlib import Path
 from typing import get_args
@@ -63,14 +63,6 @@ def read_file_streams(shipper: Shipper, kind: str) -> dict[int, tuple[Path, int]
         for stream_id, found, path, checkpoint in shipper.read_state().checkpoints
         if found == kind
     }
-
-
-@pytest.fixture
-def lockstep(shipper: Shipper) -> Iterator[Lockstep]:
-    """The service that the shipper ships to."""
-    with Lockstep(shipper) as lockstep:
-        shipper.target = lockstep.target
-        yield lockstep
 
 
 class Account:
