@@ -260,6 +260,11 @@ class Gate:
             self.in_flight += 1
             return Admission(now, self.in_flight, bool(self.reason))
 
+    def refund(self, events: int) -> None:
+        """Give back the rate limit of admitted events that are not sent."""
+        self._paced_until -= events * self._seconds_per_event
+        self._notify()
+
     @property
     def wait_s(self) -> float:
         """The minimum time until the next probe; 0 while the gate is open."""

@@ -68,9 +68,21 @@ def halves(batch: Batch) -> list[Batch]:
 def parts(batch: Batch, indexes: Sequence[Sequence[int]]) -> list[Batch]:
     """Make a batch of each non-empty group of events, given as indexes in ascending order."""
     raws = _RAWS.decode(batch.body).events
-    places = [(span, ordinal) for span, ordinals in batch.parts for ordinal in ordinals]
+    places = _places(batch)
     assert len(raws) == batch.events
     return [_batch(batch, group, raws, places) for group in indexes if group]
+
+
+def _places(batch: Batch) -> list[tuple[Span, int]]:
+    return [(span, ordinal) for span, ordinals in batch.parts for ordinal in ordinals]
+
+
+def without_released(batch: Batch) -> Batch | None:
+    """Return a batch without the events of streams that went to another process; None if no event is left."""
+    if not any(span.stream.is_released for span, _ in batch.parts):
+        return batch
+    kept = [index for index, (span, _) in enumerate(_places(batch)) if not span.stream.is_released]
+    return next(iter(parts(batch, [kept])), None)
 
 
 def merge_batches(batches: Sequence[Batch]) -> Batch:

@@ -23,7 +23,7 @@ from shipper.delivery.answer import Answer
 from shipper.delivery.credentials import SKEW_REPORTED_S, Authorization, ClockSkew, Credentials, NoTokenError
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, compress, new_traceparent
 from shipper.delivery.gate import Admission, Gate
-from shipper.delivery.parts import OutgoingBatch, event_ids, merge_outgoing, parts
+from shipper.delivery.parts import OutgoingBatch, event_ids, merge_outgoing, parts, without_released
 from shipper.delivery.quoting import quotation
 from shipper.delivery.verdicts import ANSWER_BYTES, Action, Verdict, judge, without_answer
 from shipper.model.records import Batch, BatchResult, Refusal
@@ -166,7 +166,7 @@ class Sender:
             refused += outgoing.is_refused
             if outgoing.is_refused and refused <= _MERGED_AFTER and len(queue) > 1:
                 queue = deque([merge_outgoing(queue)])  # usually it was the only bad record
-        self._shared.counts.batches += 1
+        self._shared.counts.batches += outgoing.attempts > 0
 
     async def _send(self, outgoing: OutgoingBatch) -> list[OutgoingBatch]:
         """
@@ -176,13 +176,15 @@ class Sender:
         unlimited; the gate ends the run if necessary.
 
         Returns:
-            The parts that must still be sent; all other events are settled.
+            The parts that must still be sent; all other events are settled, or went to another process.
         """
         gate, attempt = self._gate, 0
         while True:
             attempt += 1
             admission = await gate.enter(outgoing.batch.events)
             try:
+                if not self._drop_released(outgoing):
+                    return []
                 verdict = await self._answer(outgoing)
             finally:
                 gate.leave()
@@ -200,6 +202,15 @@ class Sender:
                 wait_seconds=round(max(wait_s, gate.wait_s), 3),
             )
             await gate.sleep(wait_s)
+
+    def _drop_released(self, outgoing: OutgoingBatch) -> bool:
+        """Drop events that went to another process while they waited; return whether any are left to send."""
+        kept = without_released(outgoing.batch)
+        if kept is not outgoing.batch:
+            self._gate.refund(outgoing.batch.events - (kept.events if kept else 0))
+        if kept is not None:
+            outgoing.batch = kept
+        return kept is not None
 
     def _conclude(
         self, outgoing: OutgoingBatch, verdict: Verdict, admission: Admission

@@ -190,13 +190,14 @@ class Delivery:
 
     async def deliver(self, batches: Sequence[Batch]) -> None:
         """Deliver all batches in order; every event must be settled once."""
-        await self._run(batches)
+        await self.run(batches)
         wanted = {number for batch in batches for number in _numbers(batch)}
         assert set(self.settled) | set(self.refused) == wanted
         assert not set(self.settled) & set(self.refused)
         assert set(self.settled.values()) <= {1}
 
-    async def _run(self, batches: Sequence[Batch]) -> None:
+    async def run(self, batches: Sequence[Batch]) -> None:
+        """Deliver batches in order."""
         batches_tx, batches_rx = anyio.create_memory_object_stream[Batch](0)
         settled_tx, settled_rx = anyio.create_memory_object_stream[BatchResult](len(self._senders))
         async with anyio.create_task_group() as group:

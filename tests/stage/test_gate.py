@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 
 import anyio
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from shipper.delivery.answer import Answer
+from shipper.delivery.parts import merge_batches
 from shipper.model.errors import DeliveryGaveUpError, first_of
 from tests.cases import each
 from tests.fakes import answer
@@ -307,6 +309,34 @@ def test_all_senders_together_observe_the_rate(rate: float):
     run(lambda: Delivery(service, senders=8, rate_limit_events_per_second=rate), numbered(500))
     seconds = service.requests[-1].at
     assert seconds == pytest.approx(4990 / rate, rel=0.01)
+
+
+def test_events_that_went_to_another_process_are_not_sent_and_use_nothing_of_the_rate():
+    service = ServiceModel(latency_s=0.001)
+    pairs = [merge_batches(pair) for pair in zip(numbered(40)[::2], numbered(40)[1::2], strict=True)]
+    batches = [replace(batch, number=number) for number, batch in enumerate([*pairs[:10], *numbered(40)[20:]], 1)]
+
+    async def main() -> Delivery:
+        delivery = Delivery(service, senders=8, rate_limit_events_per_second=100)
+
+        async def release() -> None:
+            await anyio.sleep(0.5)
+            for batch in batches:
+                batch.parts[0][0].stream.is_released = True
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(release)
+            await delivery.run(batches)
+        return delivery
+
+    delivery = in_virtual_time(main)
+    before = [request for request in service.requests if request.at < 0.5]
+    after = service.requests_between(0.5)
+    assert [len(request.numbers) for request in before] == [20] * 3
+    assert [request.numbers for request in after] == [[*range(n, n + 10)] for n in range(70, 200, 20)]
+    assert after[-1].at == pytest.approx(0.6 + 0.1 * (len(after) - 1)), "what was dropped used the rate"
+    assert delivery.counts.batches == 10
+    assert set(delivery.settled) == set(service.stored)
 
 
 def test_senders_beyond_the_limit_take_no_batch_and_end():

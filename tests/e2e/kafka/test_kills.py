@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 
 import pytest
 
@@ -75,6 +76,28 @@ def test_unsettled_records_are_handed_over_and_a_late_answer_changes_nothing(
     assert set(fake.event_ids()) == set(sample.ids[:200])
     counts = sums(broker.table(group.ledger))
     assert (counts["read"], counts["accepted"], counts["rows_accepted"]) == (200, 200, 200)
+
+
+def test_records_that_wait_for_the_rate_limit_are_sent_by_the_member_that_takes_them_over(
+    group: Group, broker: Broker, fake: FakeService, sample: Sample
+):
+    group.shipper.target = fake.target
+    broker.produce(group.topic, values(sample, 0, 400))
+    at_once = {"input.kafka.revoke_wait_seconds": 0, "batch.max_events": 5}
+    slow = {"delivery.rate_limit_events_per_second": 50, "delivery.concurrency": 8}
+    first = group.member(at_once | slow)
+    first.wait_until(lambda: fake.requests, "it sends")
+    second = group.member(at_once)
+    second.wait_until(group.is_settled, "the group is at the end")
+    ended = first.stop()
+    assert ended.returncode == 0, ended.stderr
+    assert second.stop().returncode == 0
+    assert '"handed_over":0' not in ended.stderr, "the case was not exercised"
+    times = Counter(fake.event_ids())
+    assert set(times) == set(sample.ids[:400])
+    assert times.total() - 400 <= 8 * 5, "more was sent twice than could be in flight"
+    counts = sums(broker.table(group.ledger))
+    assert (counts["read"], counts["accepted"]) == (400, 400)
 
 
 def test_a_member_stopped_past_its_session_commits_nothing_for_lost_partitions(
