@@ -92,11 +92,8 @@ def letter_document(stream: KafkaStream, rejection: Rejection, now_s: float) -> 
     """Return a dead letter: the unchanged value of the message, its headers, and the reason."""
     origin = stream.origin(rejection.start_offset)
     value = rejection.raw if origin.is_line else origin.value
-    message = rejection.message
-    if (schema := schema_id(value)) is not None:
-        message = f"it has the prefix of a schema registry (schema {schema}) but is not JSON"
     fields: dict[str, object] = {
-        **_rejection_fields(rejection, message),
+        **_rejection_fields(rejection, value),
         "first_at": now_s,
         "event_id": rejection.event_id,
         "consumer_id": rejection.consumer_id,
@@ -120,12 +117,15 @@ def letter_document(stream: KafkaStream, rejection: Rejection, now_s: float) -> 
 
 def updated_letter(letter: DeadLetter, old: Document) -> Document:
     """Return the new version of a dead letter that was rejected again by a replay."""
-    fields = {f"shipper.{name}": field for name, field in _rejection_fields(letter, letter.message).items()}
+    fields = {f"shipper.{name}": field for name, field in _rejection_fields(letter, old.value).items()}
     headers = [(name, str(fields[name]).encode() if name in fields else value) for name, value in old.headers]
     return old._replace(headers=headers)
 
 
-def _rejection_fields(rejection: Rejection | DeadLetter, message: str) -> dict[str, object]:
+def _rejection_fields(rejection: Rejection | DeadLetter, value: bytes | None) -> dict[str, object]:
+    message = rejection.message
+    if (schema := schema_id(value)) is not None:
+        message = f"it has the prefix of a schema registry (schema {schema}) but is not JSON"
     return {
         "rule": rejection.rule,
         "message": message[:4096],

@@ -321,10 +321,16 @@ def _lines(
 def _line(value: bytes | None) -> bytes:
     if value is None or not value.strip(b" \t\r\n\0"):
         return _NO_RECORD
+    value = without_frame(value)
     if value.startswith(b"\0"):
-        value = value[_FRAME_BYTES:] if value.startswith(b"{", _FRAME_BYTES) else _NO_RECORD
+        return _NO_RECORD
     # In JSON a carriage return is equivalent to a newline: whitespace, or an error within a string.
     return value.replace(b"\n", b"\r")
+
+
+def without_frame(value: bytes) -> bytes:
+    """Return the JSON in a schema registry's frame; any other value is returned unchanged."""
+    return value[_FRAME_BYTES:] if value.startswith(b"\0") and value.startswith(b"{", _FRAME_BYTES) else value
 
 
 def schema_id(value: bytes | None) -> int | None:

@@ -34,6 +34,7 @@ from shipper.kafka.documents import (
     totals_row,
     updated_letter,
 )
+from shipper.kafka.stream import without_frame
 from shipper.model.records import Checkpoint, LedgerKey, Rejection, Stream, Tally
 from shipper.state.ledger import read_ledger, unpack
 from shipper.state.letters import EVERYTHING, DeadLetter, open_letters
@@ -195,7 +196,7 @@ def _parse_letter(letter: Document) -> tuple[float, str, Rejection]:
         end_offset=offset + 1,
         rule=fields["rule"],
         message=fields["message"],
-        raw=b"" if "tombstone" in fields else letter.value or b"",
+        raw=b"" if "tombstone" in fields else without_frame(letter.value or b""),
         event_id=fields.get("event_id", ""),
         consumer_id=fields.get("consumer_id", ""),
         status=int(fields["status"]),

@@ -219,6 +219,9 @@ class Broker:
                 [NewTopic(topic, partitions, config={k.replace("_", "."): v for k, v in config.items()})]
             )
         )
+        wait_until(  # the brokers learn of it later than the controller
+            lambda: len(self.admin.list_topics(topic, 10).topics[topic].partitions) == partitions, "the topic exists"
+        )
 
     def delete(self, topic: str) -> None:
         _done(self.admin.delete_topics([topic], operation_timeout=10))
