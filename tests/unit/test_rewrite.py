@@ -1,4 +1,4 @@
-"""Rewriting: counts, derived EventIds, and deeply nested values."""
+"""Records are normalised, get derived EventIds and are counted; deep nesting does no harm."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Files:
 
     def not_once(self) -> dict[bytes, int]:
         """Return how often the lines arrived that did not arrive once."""
-        assert self.wanted, "the case was not exercised"
+        assert self.wanted, "the history has no lines"
         assert {line for line in self.arrived if line.strip(b"\0 \r\n")} <= self.wanted, "a line was invented"
         return {line[:14]: self.arrived[line] for line in sorted(self.wanted) if self.arrived[line] != 1}
 
@@ -297,7 +297,7 @@ def growing_and_moving(files: Files, *moves: str) -> Steps:
         yield LOOK
         files.append(number * 2 + 1, number * 2 + 2, file)
         sizes.append(file.stat().st_size)
-    assert sizes[1] < 1024 < sizes[-1], "the case was not exercised"
+    assert sizes[1] < 1024 < sizes[-1], "the file must outgrow the head that identifies it"
     yield LOOK
     assert len(files.checkpoints()) == 1, "it stays the same stream"
 
