@@ -355,7 +355,7 @@ class Gate:
 
     @property
     def is_probing(self) -> bool:
-        """Whether the gate is shut, and the first probe since then or since a `retry` has no result yet."""
+        """Whether the gate is shut, and no probe has had a result since then or since a `retry`."""
         return bool(self.reason) and not self._probes
 
     # Outcomes ----------------------------------------------------------------------------------------------------

@@ -279,7 +279,8 @@ def listen(host: str, port: int, *, key: str, source: str = "") -> socket.socket
     """
     Bind a listening socket.
 
-    Call it before anything else runs: then a port in use is a configuration error, and port 0 has its number.
+    Call it before anything else starts, so that a port in use is reported as a configuration error, and the number
+    chosen for port 0 is known.
 
     Raises:
         ConfigError: The address cannot be used; `key` and `source` name the setting.
