@@ -1,4 +1,4 @@
-"""`shipper check`: each setting and each step to the service is listed with its problem; nothing is sent in vain."""
+"""`shipper check`: each setting and each step to the service is listed with its problem; no request is wasted."""
 
 from __future__ import annotations
 

@@ -401,7 +401,7 @@ def rotated_and_compressed(files: Files, include: str, suffix: str) -> Steps:
 
 
 def compressed_when_read_to_its_end(files: Files, suffix: str) -> Steps:
-    """It is not read again: neither in the archive, nor after a renaming, nor after a restart."""
+    """The file is not read again: not in the archive, not after a rename, and not after a restart."""
     files.append(0, 100)
     yield RESTART
     compress(files.file.rename(files.folder / "app.log.1"), suffix)
@@ -570,7 +570,7 @@ def equal_heads_and_equal_ends(files: Files, when: str) -> Steps:
 
 
 def a_new_one_that_begins_like_the_rotated_one(files: Files, when: str) -> Steps:
-    """Every file begins with the same record, and of the old one no more had been read."""
+    """All files begin with the same record, and only that record of the old file was read."""
     files.include = [NAME]
     files.append(0, 1)
     yield when
