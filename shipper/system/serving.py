@@ -291,7 +291,7 @@ def listen(host: str, port: int, *, key: str, source: str = "") -> socket.socket
         return socket.create_server((address, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         reason = "is in use by another program" if error.errno == errno.EADDRINUSE else f"cannot be used: {error}"
-        message = f"{host}:{port} {reason}; choose another port, 0 takes any free one"
+        message = f"{host}:{port} {reason}; choose another port (0 = any free one)"
         raise ConfigError(message, key=key, source=source) from error
 
 

@@ -151,5 +151,5 @@ def _read_accounts(file: str) -> list[int]:
                 raise SourceError(f"{file}:{number}: {word!r} is not an account number; write one per line")
             accounts.append(account)
     if not accounts:
-        raise SourceError(f"{file}: has no account numbers; write one per line")
+        raise SourceError(f"{file} has no account numbers; write one per line")
     return accounts
