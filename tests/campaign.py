@@ -33,7 +33,7 @@ def seed_of(options: argparse.Namespace) -> int:
 def run(
     name: str,
     description: str | None,
-    hold: Callable[[Path, int, float, float], list[str]],
+    check: Callable[[Path, int, float, float], list[str]],
     *,
     duration: float,
     rate: float,
@@ -43,7 +43,7 @@ def run(
     Run a campaign in a temporary folder; if it fails, keep the folder and exit with 1.
 
     Args:
-        hold: Takes folder, seed, duration and rate; returns the failures.
+        check: Takes folder, seed, duration and rate; returns the failures.
         duration, rate: Defaults: seconds, and good records per second.
         limit_s: Time limit of the whole run, in addition to the duration.
     """
@@ -58,7 +58,7 @@ def run(
     signal.signal(signal.SIGALRM, _give_up)
     signal.alarm(int(duration + limit_s))
     folder = Path(tempfile.mkdtemp(prefix=f"shipper-{name}-"))
-    if wrong := hold(folder, seed, duration, rate):
+    if wrong := check(folder, seed, duration, rate):
         print("\n".join(["", "FAILED", *wrong, f"logs and states: {folder}", again]))
         sys.exit(1)
     shutil.rmtree(folder)

@@ -161,22 +161,22 @@ class Origin(Listener):
                 connection.sendall(reply)
 
 
-class Greeter(Listener):
-    """Speaks first, without TLS."""
+class BannerListener(Listener):
+    """Sends a banner in plain text as soon as a client connects, like a mail server."""
 
     def handle(self, connection: socket.socket) -> None:
         connection.sendall(b"220 mail.example.com ESMTP\r\n\r\n")
         stall(connection)
 
 
-class Door(Listener):
+class ClosingListener(Listener):
     """Closes every connection immediately."""
 
     def handle(self, connection: socket.socket) -> None:
         pass
 
 
-class Mute(Listener):
+class SilentListener(Listener):
     """Never answers."""
 
     def handle(self, connection: socket.socket) -> None:

@@ -196,7 +196,7 @@ SCENES: dict[str, tuple[dict[str, Any], list[list[Any]]]] = {
                 settled_bytes_per_second=0.0,
                 unreadable=[
                     "/var/log/app/app.ndjson cannot be read: permission denied; it belongs to user 0, group 4 "
-                    "(mode 0640), and this is user 998, group 998"
+                    "(mode 0640), and this process runs as user 998, group 998"
                 ],
                 unreadable_count=3,
             )

@@ -198,7 +198,7 @@ def _example(leaf: Leaf) -> Any:
     if leaf.default is not None and leaf.default is not msgspec.NODEFAULT:
         return leaf.default
     example = (leaf.meta.examples or [""])[0]
-    # Both endpoints have the same type, whose examples name the intake.
+    # Both endpoints have the same type, and its examples are written for the intake.
     text = json.dumps(example).replace("INTAKE", leaf.key.split(".")[0].upper())
     return json.loads(text.replace("intake", leaf.key.split(".")[0]))
 

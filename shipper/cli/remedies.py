@@ -63,7 +63,7 @@ class Remedy:
             self._codes[code_text(value)] = _PLACEHOLDER
 
     def lines(self) -> list[str]:
-        """Return lines about what to do; empty if no setting helps."""
+        """Return lines of advice; none if no setting helps."""
         if self._rule in _BY_RULE:
             return [_BY_RULE[self._rule]]
         if not self._field:

@@ -88,7 +88,7 @@ class Flags(NamedTuple):
     ] = 1001
     figures: Annotated[
         Figures,
-        _option(_ANSWERS, "WHAT", "Report figures other than registrations: received: zero; seeded: invented."),
+        _option(_ANSWERS, "WHAT", "Figures in the report besides registrations: received: zeros; seeded: invented."),
     ] = Figures.RECEIVED
     seed: Annotated[int, _option(_ANSWERS, "N", "Seed for invented figures, jitter and random faults.")] = 1
 

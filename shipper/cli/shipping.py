@@ -315,10 +315,10 @@ def summary_text(summary: Summary, reasons: dict[str, int], place: str) -> str:
 
 def _letters_message(files: Sequence[ReadBefore], letters: int) -> str:
     possessive = "its" if len(files) == 1 else "their"
-    predicate = "is a dead letter" if letters == 1 else "are dead letters"
+    predicate, pronoun = ("is a dead letter", "it") if letters == 1 else ("are dead letters", "them")
     return (
         f"{_read_before_message(files)}; {letters:,} of {possessive} records {predicate}; to send "
-        "them again: shipper dead-letters replay"
+        f"{pronoun} again: shipper dead-letters replay"
     )
 
 

@@ -563,7 +563,9 @@ def _reject_cut(raws: list[bytes], offsets: list[int], rejections: list[Rejectio
             complete.append(index)
             continue
         beginning, whole_bytes = cut
-        message = f"{MESSAGES['oversized']}; cut: only its first {len(beginning):,} of {whole_bytes:,} bytes are stored"
+        message = (
+            f"{MESSAGES['oversized']}; truncated: only its first {len(beginning):,} of {whole_bytes:,} bytes are stored"
+        )
         rejection = Records([offset], [beginning], [beginning]).rejection(0, "oversized", message)
         rejections.append(replace(rejection, end_offset=offset + len(raw), whole_bytes=whole_bytes))
     return [raws[index] for index in complete], [offsets[index] for index in complete]

@@ -273,7 +273,7 @@ class InputSettings(Section, frozen=True):
     ] = 5.0
     on_complete: Annotated[
         Literal["keep", "delete", "move"],
-        about("what to do with a file once all its records are settled (in `run`: and it is rotated)"),
+        about("what to do with a file once all its records are settled; `run` also waits until it is rotated"),
     ] = "keep"
     completed_directory: Annotated[
         Path | None, about("target of on_complete = move", example="/var/log/app/shipped")

@@ -226,7 +226,7 @@ class Gate:
         self._probes = 0
         self._refusals = 0
         self._may_fail_fast = give_up_after_s is not None and settings.fail_fast
-        self._set_up_fails_since: float | None = None
+        self._setup_fails_since: float | None = None
         self._is_hurried = False
         self._woken = anyio.Event()  # interrupts `sleep`
         self._is_finished = False
@@ -307,7 +307,7 @@ class Gate:
         return self.failing_since + self._give_up_after_s
 
     def _fails_fast_at(self) -> float:
-        return math.inf if self._set_up_fails_since is None else self._set_up_fails_since + FAIL_FAST_S
+        return math.inf if self._setup_fails_since is None else self._setup_fails_since + FAIL_FAST_S
 
     async def sleep(self, seconds: float) -> None:
         """Wait; end early on `hurry` (after at most 1 s), on `retry`, and when it is time to give up."""
@@ -360,7 +360,7 @@ class Gate:
 
     @property
     def is_probing(self) -> bool:
-        """Whether the gate is shut, and the first probe since then or since a `retry` has no result yet."""
+        """Whether the gate is shut, and no probe has had a result since then or since a `retry`."""
         return bool(self.reason) and not self._probes
 
     # Outcomes ----------------------------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ class Gate:
         """Record that the service accepted a batch, or a part of it."""
         self._refusals = 0
         self._may_fail_fast = False
-        self._set_up_fails_since = None
+        self._setup_fails_since = None
         if self.failing_since is not None:
             self.failing_since = self._now()
         self._note_answer(admission)
@@ -406,10 +406,10 @@ class Gate:
         now = self._now()
         self.failing_since = now if self.failing_since is None else self.failing_since
         self.problem = verdict.problem
-        if not (verdict.is_set_up_fault and self._may_fail_fast):
-            self._set_up_fails_since = None
-        elif self._set_up_fails_since is None:
-            self._set_up_fails_since = now
+        if not (verdict.is_setup_problem and self._may_fail_fast):
+            self._setup_fails_since = None
+        elif self._setup_fails_since is None:
+            self._setup_fails_since = now
         if verdict.is_congestion and not admission.is_probe:  # a single request says nothing about concurrency
             self.limit.note_congestion(started_at=admission.started_at, now=now)
         self._failures += 1
@@ -443,7 +443,7 @@ class Gate:
     def _open(self) -> None:
         if self.reason and self._now() < self._held_until:
             return  # the answer to an older request does not end a wait that the service has asked for since
-        self.failing_since = self._set_up_fails_since = None
+        self.failing_since = self._setup_fails_since = None
         self._failures = 0
         if self.reason:
             log.info("delivery_resumed", reason=self.reason)

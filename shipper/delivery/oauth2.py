@@ -92,7 +92,7 @@ class OAuth2Source:
             raise NoTokenError(
                 "token_endpoint",
                 f"{error}; check {self.key}.token_url",
-                is_set_up_fault=error.is_tls or error.cause == "unknown_host",
+                is_setup_problem=error.is_tls or error.cause == "unknown_host",
             ) from None
         return self._token(answer, since, wall_since)
 
@@ -145,8 +145,8 @@ class OAuth2Source:
             what = f"no token endpoint was found at this address; check {self.key}.token_url"
         wait_s = requested_wait_s(answer.retry_after, "", date=answer.date, wall_time=self._wall_time())
         details = _details(answer.status, error, document)
-        is_set_up_fault = reason == "token" or not is_found
-        return NoTokenError(reason, f"{what} ({details})", wait_s, is_set_up_fault=is_set_up_fault)
+        is_setup_problem = reason == "token" or not is_found
+        return NoTokenError(reason, f"{what} ({details})", wait_s, is_setup_problem=is_setup_problem)
 
     def _advice(self, error: str) -> str:
         if error == "invalid_grant" and self._settings.grant != "password":

@@ -304,7 +304,7 @@ class Sender:
         return ""
 
     def _authorization_change(self, verdict: Verdict, authorization: Authorization) -> tuple[Verdict, str]:
-        """Discard refused credentials; return the change if the batch should be resent, which waits during a pause."""
+        """Discard refused credentials; return the verdict, and the change if it helps to resend now."""
         has_others = self._shared.credentials.note_answer(verdict.action, authorization)
         skew_s = self._shared.skew.seconds
         if verdict.action is Action.RENEW_TOKEN and abs(skew_s) > SKEW_REPORTED_S:
@@ -380,7 +380,7 @@ class Sender:
         return outgoing.split(parts(batch, [others, *bad]))
 
     def _settle(self, accepted: Batch | None, refused: Sequence[tuple[Batch, Refusal]] = ()) -> None:
-        """Pass on the events that an answer settles, without waiting: each sender has one answer at a time."""
+        """Pass on the events that an answer settles; the stream has room, as each sender has one answer at a time."""
         if accepted is not None or refused:
             self._settled_tx.send_nowait(BatchResult(accepted, refused))
 

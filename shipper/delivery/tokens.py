@@ -41,7 +41,7 @@ class NoTokenError(Exception):
             `credentials` = a secret cannot be read.
         message: What happened and what to do, for users; contains no secrets.
         retry_after_s: The wait that the token endpoint asked for, seconds; None = none.
-        is_set_up_fault: The problem must be fixed by a person; retrying does not help.
+        is_setup_problem: The problem must be fixed by a person; retrying does not help.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class NoTokenError(Exception):
         reason: Reason,
         message: str,
         retry_after_s: float | None = None,
-        is_set_up_fault: bool | None = None,
+        is_setup_problem: bool | None = None,
     ) -> None:
-        super().__init__(reason, message, retry_after_s, is_set_up_fault)
+        super().__init__(reason, message, retry_after_s, is_setup_problem)
         self.reason = reason
         self.message = message
         self.retry_after_s = retry_after_s
-        self.is_set_up_fault = reason != "token_endpoint" if is_set_up_fault is None else is_set_up_fault
+        self.is_setup_problem = reason != "token_endpoint" if is_setup_problem is None else is_setup_problem
 
     def __str__(self) -> str:
         return self.message

@@ -61,7 +61,7 @@ class Verdict(Struct, frozen=True):
     statement: str = ""  # the service's text, for dead letters; must not be logged, as it may quote a record
     is_congestion: bool = False  # the service is overloaded
     is_ambiguous: bool = False  # the service may have accepted the batch nevertheless
-    is_set_up_fault: bool = False  # the problem must be fixed by a person; retrying does not help
+    is_setup_problem: bool = False  # the problem must be fixed by a person; retrying does not help
 
     @property
     def message(self) -> str:
@@ -110,7 +110,7 @@ _TABLE: Final = {
     501: _UNEXPECTED,
     505: _UNEXPECTED,
 }
-_SET_UP_FAULTS: Final = {
+_SETUP_PROBLEMS: Final = {
     *("token", "subscription_key", "forbidden", "not_found", "redirect", "html_answer", "tls", "unknown_host")
 }
 _NO_ACCESS: Final = {401, 403}
@@ -219,7 +219,7 @@ def _judge(
         statement=_statement(answer.body, document),
         is_congestion=status in _CONGESTION,
         is_ambiguous=is_quiet or is_success,
-        is_set_up_fault=reason in _SET_UP_FAULTS and wait_s is None,
+        is_setup_problem=reason in _SETUP_PROBLEMS and wait_s is None,
     )
 
 
@@ -227,13 +227,13 @@ def without_answer(error: NoAnswerError | NoTokenError) -> Verdict:
     """Return the verdict on a request that got no answer, or was not sent because there is no token."""
     message = str(error)
     if isinstance(error, NoTokenError):
-        wait_s, is_set_up_fault = error.retry_after_s, error.is_set_up_fault
-        return Verdict(Action.PAUSE, error.reason, message, retry_after_s=wait_s, is_set_up_fault=is_set_up_fault)
+        wait_s, is_setup_problem = error.retry_after_s, error.is_setup_problem
+        return Verdict(Action.PAUSE, error.reason, message, retry_after_s=wait_s, is_setup_problem=is_setup_problem)
     if error.is_tls:  # a retry does not help
-        return Verdict(Action.PAUSE, "tls", message, is_set_up_fault=True)
+        return Verdict(Action.PAUSE, "tls", message, is_setup_problem=True)
     cause = error.cause
     return Verdict(
-        Action.RETRY, cause, message, is_congestion=cause in _TIMEOUTS, is_set_up_fault=cause in _SET_UP_FAULTS
+        Action.RETRY, cause, message, is_congestion=cause in _TIMEOUTS, is_setup_problem=cause in _SETUP_PROBLEMS
     )
 
 

@@ -230,7 +230,7 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
 
 def group_status(settings: KafkaSettings, at: float, until: float | None = None) -> GroupStatus:
     """
-    Query the status of a group from the brokers; no member need be running.
+    Query the status of a group from the brokers; no member needs to be running.
 
     Args:
         at: The current time, seconds since the epoch, taken before the call.

@@ -1,4 +1,4 @@
-"""The version of this package, and how to install what it needs for an extra."""
+"""The version of this package, and the command that installs an optional dependency."""
 
 import shlex
 import sys

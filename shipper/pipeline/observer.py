@@ -127,7 +127,7 @@ class Observer:
             unmatched=list(backlog.unmatched),
             unreadable=list(backlog.unreadable),
             unreadable_count=backlog.unreadable_count,
-            has_looked=backlog.is_known,
+            has_scanned=backlog.is_known,
             spool_bytes=backlog.spool_bytes,
             oldest_unsettled_seconds=self._oldest_unsettled_s(now),
             unreachable_bytes=backlog.unreachable_bytes,

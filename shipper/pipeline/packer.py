@@ -276,7 +276,7 @@ class HoldReason(NamedTuple):
     message: str
     remedy: str  # what to do if the run ends because of it
     is_final: bool = False  # waiting does not help
-    is_set_up_fault: bool = True
+    is_setup_problem: bool = True
 
 
 class Hold:
@@ -393,7 +393,7 @@ class Hold:
             message += f", because this machine's clock is {self._skew.seconds:,.0f} s behind the service's"
             return HoldReason("clock", message, _SET_CLOCK_REMEDY)
         message += f", and the service's time is unknown: {problem.message}"
-        return HoldReason("clock", message, _SET_CLOCK_REMEDY, is_set_up_fault=problem.is_set_up_fault)
+        return HoldReason("clock", message, _SET_CLOCK_REMEDY, is_setup_problem=problem.is_setup_problem)
 
     async def wait(self, reason: HoldReason) -> None:
         """Wait until rechecking makes sense, or skip the rest of the input if it never will."""
@@ -416,7 +416,7 @@ class Hold:
         """Return when a one-shot run gives up, on the event loop's clock; early for a setup fault."""
         if self._give_up_after_s is None or self._reason is None:
             return math.inf
-        is_hopeless = self._reason.is_set_up_fault and not self._settlement.acks.totals.accepted
+        is_hopeless = self._reason.is_setup_problem and not self._settlement.acks.totals.accepted
         fails_fast = is_hopeless and self._settings.delivery.fail_fast
         return self._since + (min(FAIL_FAST_S, self._give_up_after_s) if fails_fast else self._give_up_after_s)
 

@@ -27,7 +27,7 @@ class ReplayRun:
     these, letters are not deduplicated.
 
     Attributes:
-        totals: Counts of letters whose result is saved; complete once `run` has returned.
+        totals: Counts of letters whose results are saved; complete once `run` has returned.
         reasons: Rejections by rule.
         message: Why the replay gave up; empty if it did not.
         is_over: Set by the pipeline once its senders have ended.
@@ -56,7 +56,7 @@ class ReplayRun:
         self.is_over = False
 
     def add(self, saved: Iterable[Checkpoint]) -> None:
-        """Count letters whose result has been saved."""
+        """Count the letters whose results have been saved."""
         for checkpoint in saved:
             self.totals.read += checkpoint.read
             self.totals.accepted += checkpoint.accepted

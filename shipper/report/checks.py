@@ -275,8 +275,8 @@ def _check_balances(
     )
     sources = _compare_nearest(
         "outgoing_balance_follows_from_sources",
-        "the account's outgoing balance is the sum of those of its marketing sources, with or without its opening "
-        "balance",
+        "the account's outgoing balance is the sum of its marketing sources' outgoing balances, with or without the "
+        "account's opening balance",
         report.outgoing_balance,
         [*balances, *(balance.plus(opening) for balance in balances)],
     )

@@ -136,7 +136,7 @@ class ReportClient:
 
     def _limit_s(self, verdict: Verdict) -> float:
         """Return how long to retry; short for a setup fault before the first answer."""
-        is_hopeless = verdict.is_set_up_fault and self._fails_fast
+        is_hopeless = verdict.is_setup_problem and self._fails_fast
         return min(self._give_up_after_s, FAIL_FAST_S) if is_hopeless else self._give_up_after_s
 
     def _give_up(self, verdict: Verdict, admission: Admission, attempts: int) -> ReportError:

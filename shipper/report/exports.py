@@ -156,7 +156,8 @@ def to_xlsx(tables: Sequence[FlatTable], *, created: datetime, notice: str = "")
 
 def _write_sheet(workbook: Any, table: FlatTable, notice: str) -> None:
     if len(table.rows) >= _EXCEL_ROWS:
-        raise ReportError(f"a sheet can have at most {_EXCEL_ROWS:,} rows, {table.name} has {len(table.rows):,} rows")
+        rows = f"{len(table.rows):,} rows and the column titles"
+        raise ReportError(f"{table.name} does not fit into a sheet of {_EXCEL_ROWS:,} rows: it has {rows}")
     sheet = workbook.add_worksheet(table.name)
     title = workbook.add_format({"bold": True, "bottom": 1, "text_wrap": True, "valign": "top"})
     format_of = lru_cache(None)(lambda pattern: workbook.add_format({"num_format": pattern}))

@@ -54,7 +54,7 @@ def refusal_response(refusal: Refusal) -> Response:
 
 
 async def bounded_body(request: Request, max_bytes: int) -> bytes | None:
-    """Read a body; return None, without reading on, once it exceeds the limit."""
+    """Read a body; stop and return None once it exceeds the limit."""
     declared = request.headers.get("Content-Length", "")
     if declared.isdigit() and int(declared) > max_bytes:
         return None

@@ -48,7 +48,7 @@ class Repeats(Enum):
 
 
 class Figures(Enum):
-    """The report's figures other than registrations, which are always counts of received events."""
+    """Figures of the report; registrations are always the number of received events."""
 
     RECEIVED = "received"  # zero
     SEEDED = "seeded"  # plausible, and deterministic for a seed

@@ -240,7 +240,7 @@ def _lines(count: int, rng: Random, draws: _Draws, *, is_varied: bool) -> Iterat
 
 
 def _dirty(lines: Iterator[bytes], rng: Random) -> Iterator[bytes]:
-    """Change records of each block; the first one is unchanged, and is the one repeated."""
+    """Change and repeat records in each block; the first record stays unchanged, as it is the one to repeat."""
     changes = [_reorder] * REORDERED + [_normalisable] * NORMALISED + [_invalid] * INVALID
     while block := list(islice(lines, BLOCK)):
         positions = rng.sample(range(1, BLOCK), len(changes) + DUPLICATES)

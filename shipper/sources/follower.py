@@ -33,7 +33,7 @@ class _Refusal(NamedTuple):
     """Why a file cannot be opened."""
 
     message: str
-    is_input: bool  # rather than something else that a wildcard matched
+    is_input: bool  # False = not a regular file, and matched only by a wildcard
 
 
 class Follower:

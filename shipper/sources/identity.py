@@ -220,7 +220,7 @@ class StreamIndex:
         ]
 
     def take_displaced(self) -> list[Stream]:
-        """Return and forget the streams whose file was truncated or whose inode was reused."""
+        """Return the streams whose files were truncated or whose inodes were reused, each once."""
         displaced, self._displaced = self._displaced, []
         return displaced
 

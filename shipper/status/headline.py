@@ -77,7 +77,7 @@ def headline_of(snapshot: Snapshot) -> Headline:
         detail = f", {several(live.pending, 'record')} to settle"
         sub = "It is stopping: it settles the records that it has read, and reads no more."
         return Headline(state="busy", title="Draining", detail=detail, sub=sub)
-    if live.phase == "starting" or not live.has_looked:
+    if live.phase == "starting" or not live.has_scanned:
         return Headline(state="busy", title="Starting" if live.phase == "starting" else "Looking for inputs")
     if live.troubles:
         return _troubled(snapshot, live)

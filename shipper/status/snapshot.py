@@ -101,9 +101,9 @@ class Snapshot(Struct, frozen=True, kw_only=True):
             return 0
         if live.lag_bytes != self.state.total_lag_bytes:
             return 0
-        has_looked = live.at - live.started_at >= _STARTUP_S
+        is_started = live.at - live.started_at >= _STARTUP_S
         is_busy = live.pending or live.settled_bytes_per_second > 0 or live.oldest_unsettled_seconds is not None
-        return live.lag_bytes if has_looked and not is_busy else 0
+        return live.lag_bytes if is_started and not is_busy else 0
 
     # Delivered data --------------------------------------------------------------------------------------------------
 

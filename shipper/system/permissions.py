@@ -51,7 +51,7 @@ def describe_ownership(status: os.stat_result) -> str:
     """Describe the owner and the mode of a file, and the user of this process."""
     return (
         f"it belongs to user {status.st_uid}, group {status.st_gid} (mode {stat.S_IMODE(status.st_mode):04o}), "
-        f"and this is user {os.geteuid()}, group {os.getegid()}"
+        f"and this process runs as user {os.geteuid()}, group {os.getegid()}"
     )
 
 

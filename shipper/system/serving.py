@@ -279,7 +279,8 @@ def listen(host: str, port: int, *, key: str, source: str = "") -> socket.socket
     """
     Bind a listening socket.
 
-    Call it before anything else runs: then a port in use is a configuration error, and port 0 has its number.
+    Call it before anything else starts, so that a port in use is reported as a configuration error, and the number
+    chosen for port 0 is known.
 
     Raises:
         ConfigError: The address cannot be used; `key` and `source` name the setting.
@@ -290,7 +291,7 @@ def listen(host: str, port: int, *, key: str, source: str = "") -> socket.socket
         return socket.create_server((address, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         reason = "is in use by another program" if error.errno == errno.EADDRINUSE else f"cannot be used: {error}"
-        message = f"{host}:{port} {reason}; choose another port, 0 takes any free one"
+        message = f"{host}:{port} {reason}; choose another port (0 = any free one)"
         raise ConfigError(message, key=key, source=source) from error
 
 

@@ -83,7 +83,7 @@ def at_work(item: WorkItem) -> Iterator[WorkItem]:
 
 @contextmanager
 def recorded(item: WorkItem) -> Iterator[None]:
-    """Record an item for the next process; use one for many items, as it costs a write."""
+    """Record an item for the next process; this costs a write, so cover many pieces with one item."""
     recorder = _recorder
     if recorder is not None:
         recorder(item, True)

@@ -74,7 +74,7 @@ def sample_file(events: int, profile: SampleProfile = SampleProfile.OPERATOR) ->
     path = _make(ROOT / ".bench" / f"{profile}-{events}.ndjson", write)
     lines = lines_of(path)
     if lines != events:
-        raise RowError(f"{path} holds {lines:,} lines; delete it to recreate it")
+        raise RowError(f"{path} has {lines:,} lines instead of {events:,}; delete it to create it again")
     return path
 
 

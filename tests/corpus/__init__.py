@@ -1,7 +1,7 @@
 """
-Records, one by one, and what becomes of each: data to be read and reviewed. `base.toml` says how an entry is written.
+Records, and the expected result for each, as data that is easy to review. `base.toml` explains the format.
 
-The entries' expectations are made by putting texts together, never by decoding or encoding them.
+Expected lines are put together from texts, without a decoder or encoder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LATEST: Final[str] = _BASE["latest"]
 
 
 class Outcome(NamedTuple):
-    """What becomes of a line: it leaves in some form, or breaks a rule, or, with neither, is no record."""
+    """The expected result for a line: it is sent as `line`, or breaks `rule`; with neither, it is not a record."""
 
     line: bytes | None = None
     rule: str = ""
@@ -38,14 +38,14 @@ class Outcome(NamedTuple):
 
 
 class Neighbour(NamedTuple):
-    """A good record, as it comes and as it leaves."""
+    """A good record, as read and as sent."""
 
     line: bytes
     becomes: bytes
 
 
 class Entry:
-    """One entry of the corpus, put together."""
+    """An entry of the corpus."""
 
     def __init__(self, subject: str, name: str, table: dict[str, Any]) -> None:
         assert set(table) <= _KEYS, (name, set(table) - _KEYS)
@@ -63,7 +63,7 @@ class Entry:
         return self.name
 
     def records(self, mode: Mode) -> RecordsSettings:
-        """Make the settings, by their own reading."""
+        """Return the settings of the entry, parsed as from a configuration file."""
         written = {"mode": mode, "dedupe_window": 0, **self._table.get("records", {})}
         return msgspec.convert(written, RecordsSettings)
 
@@ -79,7 +79,7 @@ class Entry:
         return Outcome(rule=self.rule, says=table.get("says", ""))
 
     def neighbours(self, first: int, count: int) -> list[Neighbour]:
-        """Make good records with EventIds of their own; none if the settings let nothing be good."""
+        """Return good records with other EventIds; none if no record is good with the settings of the entry."""
         written = self._table.get("neighbour", {})
         if written.get("none"):
             return []

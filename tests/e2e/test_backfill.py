@@ -274,6 +274,13 @@ def test_the_run_after_a_corrected_mapping_points_to_the_dead_letters(
     assert f"{file} was read to its end before, and it has nothing new" in result.stderr
 
 
+def test_a_single_dead_letter_of_an_earlier_run_is_mentioned_in_the_singular(shipper: Shipper, sample: Sample):
+    file = own_csv(shipper, sample, lines=slice(1))
+    assert shipper.backfill(file).returncode == 3
+    words = "1 of its records is a dead letter; to send it again: shipper dead-letters replay"
+    assert words in shipper.backfill(file, settings=MENDED).stderr
+
+
 def test_dead_letters_of_earlier_runs_are_mentioned_for_files_that_have_grown_and_for_many_files(
     shipper: Shipper, service: Service, sample: Sample
 ):

@@ -462,7 +462,7 @@ def test_a_consumer_is_erased_while_a_shipper_keeps_running(
     erase = ("purge", "--consumer-id", "0777000777")
     asked = letters(shipper, *erase)
     assert asked.returncode == 2
-    assert "erase consumer 777000777: 1 dead letter and 0 spooled records" in asked.stderr
+    assert "erase 1 dead letter and 0 spooled records of consumer 777000777 without sending them?" in asked.stderr
     assert bytes_on_disk(shipper.state).count(b"canary_bird") >= 2
     result = letters(shipper, *erase, "--yes")
     assert result.returncode == 4

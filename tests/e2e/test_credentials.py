@@ -1,4 +1,4 @@
-"""Tokens and keys expire, are replaced and refused while the command runs, and are never shown."""
+"""Tokens and keys that expire, are refused or are replaced while a command runs; no output contains a secret."""
 
 from __future__ import annotations
 

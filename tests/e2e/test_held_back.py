@@ -239,7 +239,7 @@ def test_delivery_waits_for_a_service_that_cannot_be_asked_for_the_time(
     shipper.shortened |= {"shipper.pipeline.packer.FAIL_FAST_S": 0.3}
     result = shipper.backfill(file, settings={"delivery.give_up_after_seconds": 1})
     assert (result.returncode, result.summary["outcome"]) == (4, "gave_up")
-    assert result.summary["seconds"] >= 1, "this is no set-up error"
+    assert result.summary["seconds"] >= 1, "this is no setup problem"
     assert "the service's time is unknown" in result.summary["message"]
     shipper.target = shipper.target._replace(base_url="https://intake.invalid")
     assert "was not found" in shipper.backfill(file).summary["message"]

@@ -1,4 +1,4 @@
-"""An application process that embeds the shipper: killed, obstructed, and succeeded by others."""
+"""An application process that embeds the shipper: it is killed, blocked, or replaced by another one."""
 
 from __future__ import annotations
 

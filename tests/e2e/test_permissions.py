@@ -61,7 +61,7 @@ def test_moving_the_state_away_is_not_advised_if_it_belongs_to_another_user(
         if is_needed:
             assert result.returncode in {1, 2}, (command, result)
             assert f"it belongs to user {SOMEBODY}, group {SOMEBODY} (mode {mode:04o})" in said, (command, said)
-            assert "this is user 0" in said
+            assert "this process runs as user 0" in said
             assert str(place) in said
     os.chown(place, 0, 0)
     assert (shipper.state / "state.db").read_bytes() == kept
@@ -113,7 +113,7 @@ def test_an_inaccessible_parent_of_the_state_directory_is_named(shipper: Shipper
 
 @pytest.mark.parametrize("command", ["backfill", "validate"])
 def test_an_unreadable_file_is_named_with_its_owner(command: str, shipper: Shipper, used: Path):
-    denied = "permission denied; it belongs to user 0, group 0 (mode 0000), and this is user 0, group 0"
+    denied = "permission denied; it belongs to user 0, group 0 (mode 0000), and this process runs as user 0, group 0"
     closed = shipper.folder / "closed"
     closed.mkdir()
     (closed / "events.ndjson").touch()

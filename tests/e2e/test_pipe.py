@@ -167,7 +167,7 @@ def test_a_dead_letter_with_the_beginning_of_a_record_is_marked_and_never_sent(
     kept, size = len(letter.raw), len(whole) - 1
     assert letter.rule == "oversized"
     assert 262_144 < kept < size
-    words = f"cut: only its first {kept:,} of {size:,} bytes"
+    words = f"truncated: only its first {kept:,} of {size:,} bytes"
     assert words in letter.message
     assert words in shipper.run("dead-letters", "list").stdout
     assert words in shipper.run("dead-letters", "show", str(letter.id)).stdout
@@ -203,7 +203,7 @@ def test_a_truncated_record_is_marked_however_the_pipe_ends(
     assert letter.raw == b"x" * kept
     assert 262_144 < kept < 2_500_000
     known = 2_500_000 if ending == "SIGTERM" else kept + 1  # its minimum length
-    assert f"cut: only its first {kept:,} of {known:,} bytes" in letter.message
+    assert f"truncated: only its first {kept:,} of {known:,} bytes" in letter.message
 
 
 @pytest.mark.parametrize("ending", ["SIGTERM", "SIGKILL", "its end"])

@@ -60,7 +60,7 @@ def test_a_file_with_the_only_copy_of_a_refused_record_is_kept_until_the_letter_
         assert result.stderr.count("source_needed") == 1
         assert not other.exists(), "its dead letter contains the record"
     status = shipper.run("status").stdout
-    assert "of 1, only the position is known, so input.on_complete keeps their files" in status
+    assert "stored without the record: 1 (input.on_complete keeps their files)" in status
     letters(shipper, "purge", "--reason", "oversized", "--yes")
     assert shipper.backfill(file, settings=settings).counts() == ZERO
     assert not file.exists()

@@ -230,7 +230,7 @@ def test_a_port_or_store_in_use_by_another_sandbox_is_a_usage_error(shipper: Shi
         port = str(httpx.URL(service.target.base_url).port)
         taken = shipper.run("sandbox", "--port", port, configured=False, check=False)
         place = f"shipper: sandbox: port: 127.0.0.1:{port}"
-        expected = f"{place} is in use by another program; choose another port, 0 takes any free one\n"
+        expected = f"{place} is in use by another program; choose another port (0 = any free one)\n"
         assert (taken.returncode, taken.stdout, taken.stderr) == (2, "", expected)
         shared = shipper.run("sandbox", "--port", "0", "--store", store, configured=False, check=False)
         assert (shared.returncode, shared.stdout) == (2, "")

@@ -116,7 +116,8 @@ def test_an_unreadable_file_is_reported_until_it_can_be_read(
     append(file, sample.lines[:10])
     file.chmod(0)
     running = start(prefix=where_permissions_hold())
-    words = f"{file} cannot be read: permission denied; it belongs to user 0, group 0 (mode 0000), and this is user 0"
+    denied = "permission denied; it belongs to user 0, group 0 (mode 0000), and this process runs as user 0"
+    words = f"{file} cannot be read: {denied}"
     assert_warned(running, shipper, words, metric="shipper_inputs_unreadable")
     assert service.stored == 0
     assert running.stop().returncode == 0

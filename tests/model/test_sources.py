@@ -164,9 +164,9 @@ class Life:
     def whole(self) -> list[Line]:
         return [line for line in self.lines if line.end]
 
-    def is_held_now(self, has_looked: bool) -> bool:
+    def is_held_now(self, has_scanned: bool) -> bool:
         """Return whether the shipper has the file open or will search for it, as for all known files at its start."""
-        return self.is_held or (not has_looked and self.read_at > 0)
+        return self.is_held or (not has_scanned and self.read_at > 0)
 
     def leave(self, *, after: int) -> None:
         """Lines after an offset are out of reach, so they are not owed."""
@@ -250,7 +250,7 @@ class Sources(RuleBasedStateMachine):
         known = self.store.streams.load("file")
         ids = {stream.stream_id for stream in known}
         self.streams = {stream_id: life for stream_id, life in self.streams.items() if stream_id in ids}
-        self.has_looked = False
+        self.has_scanned = False
         for life in self.lives:
             life.read_at = life.saved_at
         index = StreamIndex(
@@ -301,7 +301,7 @@ class Sources(RuleBasedStateMachine):
         self.follower.scan(self.follower.find(), self.now)
         for life in self.lives:
             if life.path is not None and life.is_matched and life.disk_bytes:
-                if not self.has_looked:
+                if not self.has_scanned:
                     life.is_copy = False  # there is no original any more
                 if not life.is_copy and not life.may_sleep and self.max_open > MOST_LIVES:
                     life.is_held = True
@@ -309,9 +309,9 @@ class Sources(RuleBasedStateMachine):
                     life.inodes.add(life.path.stat().st_ino)
             elif not life.is_matched:
                 life.is_missed = True
-                if life.is_held_now(self.has_looked):
+                if life.is_held_now(self.has_scanned):
                     life.is_held = True
-        self.has_looked = True
+        self.has_scanned = True
         self.note_logs()
 
     def do_read(self, rounds: int = 1) -> bool:
@@ -701,7 +701,7 @@ class Sources(RuleBasedStateMachine):
         is_matched = is_matched or not self.may_leave
         life.path = old.rename(self.new_path(data, is_matched=is_matched))
         life.is_matched, life.is_missed = is_matched, False
-        if not is_matched and not life.is_held_now(self.has_looked):
+        if not is_matched and not life.is_held_now(self.has_scanned):
             life.leave(after=life.read_at)
         if is_made_again and life.is_written:
             self.write_lines(self.new_life(old), kinds)
@@ -863,8 +863,8 @@ class Sources(RuleBasedStateMachine):
 
     def replace(self, life: Life, path: Path, *, is_matched: bool) -> None:
         """Move a life to another file."""
-        is_held = life.is_held_now(self.has_looked)
-        if is_matched and self.has_looked and not life.read_at:
+        is_held = life.is_held_now(self.has_scanned)
+        if is_matched and self.has_scanned and not life.read_at:
             life.may_double = True  # it may be open, but its content is unknown
             self.tell("may double")
         if not is_matched and not is_held:

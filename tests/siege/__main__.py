@@ -76,7 +76,7 @@ class Siege:
         self._done: Counter[str] = Counter()
         self._wrong: list[str] = []
 
-    def hold(self) -> list[str]:
+    def run(self) -> list[str]:
         """Run the siege, and return the problems found."""
         with ExitStack() as stack:
             self._service = stack.enter_context(Service(self._journal))
@@ -211,10 +211,10 @@ class Siege:
 
 
 def main() -> None:
-    def hold(folder: Path, seed: int, duration: float, rate: float) -> list[str]:
-        return Siege(folder, seed, duration, rate).hold()
+    def check(folder: Path, seed: int, duration: float, rate: float) -> list[str]:
+        return Siege(folder, seed, duration, rate).run()
 
-    campaign.run("siege", __doc__, hold, duration=1800, rate=25, limit_s=LIMIT_S)
+    campaign.run("siege", __doc__, check, duration=1800, rate=25, limit_s=LIMIT_S)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`shipper check`: each setting and each step to the service is listed with its problem; nothing is sent in vain."""
+"""`shipper check`: each setting and each step to the service is listed with its problem; no request is wasted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shipper.sandbox.tokens import TokenIssuer
 from tests.e2e.driver import Result, Service, Shipper, Target, sandbox
 from tests.e2e.fake_service import HANG, RESET, WEB_PAGE, FakeService, Reply
 from tests.report_service import answer, cut_off
-from tests.servers import REPORTED, Greeter, Mute, Origin, Proxy
+from tests.servers import REPORTED, BannerListener, Origin, Proxy, SilentListener
 from tests.servers import Reply as Told
 
 WRONG = "c0ffee.wrong.secret"
@@ -402,7 +402,7 @@ def assert_tls_fails(checked: Checked, words: Sequence[str]) -> None:
 
 
 def test_a_server_without_tls_is_reported(shipper: Shipper):
-    with Greeter() as mail, Mute() as mute:
+    with BannerListener() as mail, SilentListener() as mute:
         shipper.target = Target(f"https://127.0.0.1:{mail.port}", *KEYS)
         settings = {**report_at(f"https://127.0.0.1:{mute.port}"), "delivery.connect_timeout_seconds": 0.5}
         assert_tls_fails(online(shipper, settings=settings), ["perhaps it does not use TLS", "within 0.5 s"])
@@ -618,7 +618,7 @@ def test_a_state_directory_of_another_user_is_a_remark(shipper: Shipper):
     os.chown(shipper.state, 65_534, 65_534)
     checked = check(shipper)
     assert checked.code == 0
-    assert "belongs to user 65534, group 65534 (mode 0700), and this is user 0" in checked.what(
+    assert "belongs to user 65534, group 65534 (mode 0700), and this process runs as user 0" in checked.what(
         "state.directory", "note"
     )
 

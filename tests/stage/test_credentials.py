@@ -1,4 +1,4 @@
-"""Tokens of a token endpoint: renewed in time by one shared request, while the endpoint works and while it fails."""
+"""Tokens from a token endpoint: renewal in time, one request for all callers, and failures of the endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Senders in virtual time: the effect of each answer on a batch; setup faults, compression and traces."""
+"""Senders in virtual time: the effect of each answer on a batch; setup problems, compression and traces."""
 
 from __future__ import annotations
 

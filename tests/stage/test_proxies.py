@@ -17,12 +17,12 @@ from shipper.delivery.endpoint import NoAnswerError
 from shipper.model.errors import ConfigError
 from tests.servers import (
     ACCEPTED,
-    Door,
-    Greeter,
+    BannerListener,
+    ClosingListener,
     Listener,
-    Mute,
     Origin,
     Proxy,
+    SilentListener,
     close,
     origin_with,
 )
@@ -169,7 +169,11 @@ async def test_an_unreachable_proxy_is_named(names: Names, ca: Path, server_cont
 
 @pytest.mark.parametrize(
     ("peer", "words"),
-    [(Door, "closed|reset"), (Mute, r"delivery\.read_timeout_seconds"), (Greeter, "not HTTP")],
+    [
+        (ClosingListener, "closed|reset"),
+        (SilentListener, r"delivery\.read_timeout_seconds"),
+        (BannerListener, "not HTTP"),
+    ],
 )
 def test_a_failing_proxy_is_named(run: Run, ca: Path, server_context: ssl.SSLContext, peer: type[Listener], words: str):
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Many reports at once in virtual time: failures are named, the others are returned, and no request is in vain."""
+"""Many reports at once in virtual time: failures are named, the others are returned, no request is wasted."""
 
 from __future__ import annotations
 

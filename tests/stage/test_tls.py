@@ -19,12 +19,12 @@ from shipper.delivery.endpoint import ConnectionSettings, Endpoint
 from shipper.delivery.no_answer import Progress, Route, Stage, no_answer
 from shipper.model.errors import ConfigError
 from tests.servers import (
-    Door,
-    Greeter,
+    BannerListener,
+    ClosingListener,
     Listener,
-    Mute,
     Origin,
     Proxy,
+    SilentListener,
     stall,
 )
 from tests.stage.certificates import VERSIONS, context_of, demanding
@@ -158,7 +158,8 @@ async def test_an_older_tls_version_than_permitted_is_a_setup_fault(authority: t
 
 
 @pytest.mark.parametrize(
-    ("peer", "cause"), [(Greeter, "connect_error"), (Door, "connect_error"), (Mute, "connect_timeout")]
+    ("peer", "cause"),
+    [(BannerListener, "connect_error"), (ClosingListener, "connect_error"), (SilentListener, "connect_timeout")],
 )
 def test_a_handshake_that_fails_for_another_reason_is_a_temporary_fault(
     run: Run, ca: Path, peer: type[Listener], cause: str

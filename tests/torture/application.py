@@ -216,7 +216,7 @@ class RunLane(Application, Lane):
         streams, size = self._streams(), path.stat().st_size
         return any(each["path"] == str(path) and each["checkpoint"] == each["size"] == size for each in streams)
 
-    def has_looked_at_all(self) -> bool:
+    def has_found_all_inputs(self) -> bool:
         return all(each["stream_id"] for each in self._streams())
 
     def _streams(self) -> list[dict[str, Any]]:

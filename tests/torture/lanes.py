@@ -290,12 +290,12 @@ class Lane(Producer):
         assert self.running is not None
         wanted = {"accepted": self.owed, "dead_lettered": len(self.letters), "duplicates": 0}
         self.rest_until(lambda: wanted.items() <= (self.status().get("state") or {}).items(), limit_s=20)
-        self.rest_until(self.has_looked_at_all, limit_s=60)
+        self.rest_until(self.has_found_all_inputs, limit_s=60)
         self.running.process.send_signal(signal.SIGTERM)
         return self.finish()
 
-    def has_looked_at_all(self) -> bool:
-        """Return whether the process has looked at all inputs."""
+    def has_found_all_inputs(self) -> bool:
+        """Return whether the process has found all its inputs."""
         return True
 
     def torn_letters(self, letters: Sequence[bytes]) -> list[bytes]:

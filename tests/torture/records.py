@@ -75,7 +75,7 @@ class Records:
         return self._record(number, event, event)
 
     def of_event_id(self, event_id: str) -> Record | None:
-        """Return the record with an EventId; None if it does not belong to this seed and lane."""
+        """Return the record that has an EventId; None if the EventId is not of this seed and lane."""
         record = self.make(int(event_id[24:], 16))
         return record if record.event["EventId"] == event_id else None
 

@@ -174,7 +174,7 @@ def test_an_invalid_row_does_not_hold_back_the_following_ones():
 
 @given(st.binary(max_size=60) | st.text(st.sampled_from('"\\a{['), max_size=60).map(str.encode))
 def test_each_quote_is_tried_once_when_strings_are_skipped(record: bytes):
-    assert b'"' not in rules._STRING.sub(b"", record), "a quote was tried in vain, up to the end of the record"
+    assert b'"' not in rules._STRING.sub(b"", record), "a quote was tried without a match, up to the end of the record"
 
 
 @each("piece", [b'\\"', b'"\\', b"\\", b'"', b'"a', b'{"', b'["\\"'])

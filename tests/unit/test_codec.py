@@ -245,7 +245,7 @@ def test_messages_name_fields_and_never_values():
     ],
 )
 def test_a_quote_within_a_value_does_not_look_like_one_of_a_repeated_key(username: str, may_repeat: bool):
-    """Certain it has to be only that there is none: every second key is found, whatever stands in the values."""
+    """False positives are allowed, false negatives are not: a repeated key is found with any value."""
     written = with_raw("Username", b'"%b"' % username.encode())
     assert may_repeat_keys(written, 1) is may_repeat
     assert may_repeat_keys(written.replace(b'"IP":', b'"IP":"1","IP":'), 1)

@@ -19,7 +19,7 @@ from tests.unit.test_codec import joined
 START = 5000
 BROKEN = b"no JSON"
 
-# What the table in docs/records.md says is put right.
+# What is normalised according to the table in docs/records.md.
 NORMALISATIONS = {
     *("EventId: lower-case", "EventId: braces", "EventId: urn", "EventId: 32 digits", "EventId: derived"),
     *("IP: mapped", "IP: blanks"),
@@ -85,7 +85,7 @@ def check_among(
 
 
 def sloppy(good: Neighbour) -> Neighbour:
-    """What mode `normalize` puts right, whatever rules are relaxed: a number in quotes."""
+    """Return a record that mode `normalize` corrects, even with relaxed rules: its number is in quotes."""
     return Neighbour(re.sub(rb'"ConsumerID":([0-9]+)', rb'"ConsumerID":"\1"', good.line), good.becomes)
 
 
@@ -109,11 +109,11 @@ def test_a_record_gets_its_verdict_on_every_path(entry: Entry, mode: Mode):
     among([], after)
     among(before, [])
     among([], after, bad=[b"", BROKEN])
-    among(before, after, bad=[BROKEN])  # so that the halving parts them
+    among(before, after, bad=[BROKEN])  # so that bisecting separates them
     if mode == "normalize":
         among(list(map(sloppy, before)), list(map(sloppy, after)))
         among(list(map(sloppy, before)), after)
-    among(before, after)  # whatever the codec has come to expect by now
+    among(before, after)  # again, as the codec adapts to the lines it has seen
 
 
 @both_modes

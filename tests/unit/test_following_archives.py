@@ -19,13 +19,13 @@ from tests.unit.follower_bench import Bench
 
 LARGE = 20 << 20
 WIDE = 6 << 20
-FURTHER = 5 << 20  # that one at its beginning is decompressed to at most before it is another one's turn
+FURTHER = 5 << 20  # maximum that an archive read from its beginning decompresses in one turn
 BLANKS = (b" " * 1023 + b"\n") * 1024  # 1 MiB
 
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Assert at each step of decompression that no more archives stand within a member than may."""
+    """Assert at each step that no more archives are being decompressed than allowed."""
     bench = Bench(tmp_path)
     count_step = Archive._count_step
 
@@ -42,7 +42,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def read(bench: Bench, *, until: Callable[[Counter[str]], bool] = lambda _: False) -> Counter[str]:
-    """Look and read in turns until nothing has come for some looks, or a condition holds; count the records by file."""
+    """Scan and read by turns until several scans find nothing new, or a condition holds; count records by file."""
     found: Counter[str] = Counter()
     files = bench.follower.files
     quiet = 0
@@ -84,7 +84,7 @@ def test_many_small_archives_are_read_together(bench: Bench):
 
 
 def test_an_archive_that_ends_in_the_turn_of_another_one_is_finished(bench: Bench, rng: Random):
-    """Otherwise each of them is decompressed to its end in each read of all files, for ever."""
+    """Otherwise each archive would be decompressed to its end again in every turn."""
     for number in range(6):
         bench.write(f"{number}.log", gzip.compress(records(number, 5) + BLANKS * (number + 2), 1))
     bench.start()

@@ -1,4 +1,4 @@
-"""Unmatched generations: files created and rotated between two looks."""
+"""Unmatched generations: files created and rotated between two scans."""
 
 from __future__ import annotations
 

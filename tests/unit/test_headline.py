@@ -54,7 +54,7 @@ def headline_of(live: Live, **state: Any) -> Headline:
             "warn",
             f"{DELIVERED}, except 1.2 MB that were gone before they were read",
         ),
-        (replace(LIVE, has_looked=False), 0, "busy", "Looking for inputs"),
+        (replace(LIVE, has_scanned=False), 0, "busy", "Looking for inputs"),
         (replace(LIVE, phase="starting"), 0, "busy", "Starting"),
         (BEHIND, 0, "busy", "Delivering, 96.5 MB behind, about 4 min to go"),
         (replace(BEHIND, settled_bytes_per_second=0.0), 0, "busy", "Delivering, 96.5 MB behind"),

@@ -347,7 +347,7 @@ def test_text_longer_than_a_cell_is_an_error_and_not_truncated():
 
 def test_table_longer_than_a_sheet_is_an_error_and_not_truncated():
     table = FlatTable("long", (Column("number", "integer"),), [(1,)] * 2**20)
-    with pytest.raises(ReportError, match="a sheet can have at most 1,048,576 rows, long has 1,048,576 rows"):
+    with pytest.raises(ReportError, match="of 1,048,576 rows: it has 1,048,576 rows and the column titles"):
         to_xlsx([table], created=CREATED)
 
 

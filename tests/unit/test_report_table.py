@@ -71,7 +71,7 @@ def test_nothing_is_added_over_periods_that_overlap():
 
 @pytest.mark.parametrize("source_currency", ["Euro", None])
 def test_money_of_months_in_different_currencies_is_not_added(source_currency: str | None):
-    """Neither if each source says its own currency, nor if it leaves that to the account."""
+    """This applies to sources with a currency of their own, and to those with the account's currency."""
     sources = brand(entry(reporting_currency=source_currency, exchange_rate=None))
     euro, krona = report(sources), replace(report(sources, **FEBRUARY), reporting_currency="Swedish Krona")
     head, over = rendered(fetched(euro), fetched(krona)).split("all 2 periods")

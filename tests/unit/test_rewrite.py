@@ -1,4 +1,4 @@
-"""Rewriting: counts, derived EventIds, and deeply nested values."""
+"""Records are normalised, get derived EventIds and are counted; deep nesting does no harm."""
 
 from __future__ import annotations
 
@@ -119,14 +119,14 @@ def test_a_repeated_player_is_a_duplicate_by_the_derived_id():
 
 WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dropped": ({}, {"x": "@@"}),
-    "dropped, and something is put right": ({}, {"x": "@@", **LOW}),
+    "dropped, and something is normalised": ({}, {"x": "@@", **LOW}),
     "kept": ({"unknown_fields": "keep"}, {"x": "@@"}),
     "kept, strict": ({"unknown_fields": "keep", "mode": "strict"}, {"x": "@@"}),
-    "kept, and something is put right": ({"unknown_fields": "keep"}, {"x": "@@", **LOW}),
+    "kept, and something is normalised": ({"unknown_fields": "keep"}, {"x": "@@", **LOW}),
     "refused": ({"unknown_fields": "reject"}, {"x": "@@"}),
-    "refused, and something is put right": ({"unknown_fields": "reject"}, {"x": "@@", **LOW}),
+    "refused, and something is normalised": ({"unknown_fields": "reject"}, {"x": "@@", **LOW}),
     "in the place of a text": ({}, {"Username": "@@"}),
-    "in the place of a text, and something is put right": ({}, {"Username": "@@", **LOW}),
+    "in the place of a text, and something is normalised": ({}, {"Username": "@@", **LOW}),
     "in the place of a number": ({}, {"ConsumerID": "@@", **LOW}),
     "what an id is made of": (
         {"event_id": "derive", "event_id_fields": ("Username",)},

@@ -88,7 +88,7 @@ class Files:
 
     def not_once(self) -> dict[bytes, int]:
         """Return how often the lines arrived that did not arrive once."""
-        assert self.wanted, "the case was not exercised"
+        assert self.wanted, "the history has no lines"
         assert {line for line in self.arrived if line.strip(b"\0 \r\n")} <= self.wanted, "a line was invented"
         return {line[:14]: self.arrived[line] for line in sorted(self.wanted) if self.arrived[line] != 1}
 
@@ -297,7 +297,7 @@ def growing_and_moving(files: Files, *moves: str) -> Steps:
         yield LOOK
         files.append(number * 2 + 1, number * 2 + 2, file)
         sizes.append(file.stat().st_size)
-    assert sizes[1] < 1024 < sizes[-1], "the case was not exercised"
+    assert sizes[1] < 1024 < sizes[-1], "the file must outgrow the head that identifies it"
     yield LOOK
     assert len(files.checkpoints()) == 1, "it stays the same stream"
 
@@ -401,7 +401,7 @@ def rotated_and_compressed(files: Files, include: str, suffix: str) -> Steps:
 
 
 def compressed_when_read_to_its_end(files: Files, suffix: str) -> Steps:
-    """It is not read again: neither in the archive, nor after a renaming, nor after a restart."""
+    """The file is not read again: not in the archive, not after a rename, and not after a restart."""
     files.append(0, 100)
     yield RESTART
     compress(files.file.rename(files.folder / "app.log.1"), suffix)
@@ -570,7 +570,7 @@ def equal_heads_and_equal_ends(files: Files, when: str) -> Steps:
 
 
 def a_new_one_that_begins_like_the_rotated_one(files: Files, when: str) -> Steps:
-    """Every file begins with the same record, and of the old one no more had been read."""
+    """All files begin with the same record, and only that record of the old file was read."""
     files.include = [NAME]
     files.append(0, 1)
     yield when

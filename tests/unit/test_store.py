@@ -418,7 +418,10 @@ def test_a_state_directory_of_another_user_is_refused_and_left_unchanged(mode: i
 
         said = as_nobody(use)
         assert said.startswith(f"state.directory: {path} cannot be ")
-        assert f"it belongs to user 0, group 0 (mode {mode:04o}), and this is user {NOBODY}, group {NOBODY}. " in said
+        assert (
+            f"it belongs to user 0, group 0 (mode {mode:04o}), and this process runs as user {NOBODY}, group {NOBODY}. "
+            in said
+        )
         assert "another directory" not in said, "from which all would be sent again"
         assert path.stat().st_mode & 0o7777 == mode
         assert list(path.iterdir()) == []

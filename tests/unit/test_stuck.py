@@ -201,7 +201,7 @@ def test_an_orderly_end_forgets_all_places_except_where_it_is_stuck(tmp_path: Pa
 
 
 def killed_in(folder: Path, *items: WorkItem, traceback: str) -> None:
-    """Be a process whose interpreter was blocked within work items, and that was killed."""
+    """Leave the files of a process that was blocked within work items and killed."""
     with ExitStack() as stack:
         stack.enter_context(pytest.raises(KeyboardInterrupt))
         places = start(folder)

@@ -137,7 +137,7 @@ def _erase(settings: Settings, consumer_id: str, *, yes: bool) -> None:
 
 def _confirm_erasure(consumer_id: str, letters: int, spooled: str, *, yes: bool) -> None:
     confirm(
-        f"erase consumer {consumer_id}: {several(letters, 'dead letter')} and {spooled}, which will not be sent?",
+        f"erase {several(letters, 'dead letter')} and {spooled} of consumer {consumer_id} without sending them?",
         yes=yes,
     )
 

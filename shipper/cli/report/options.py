@@ -100,7 +100,7 @@ class RequestOptions(NamedTuple):
 class CheckOptions(NamedTuple):
     """How to check the reports."""
 
-    checks: Annotated[bool, flag("Also show checks that passed or could not be decided.", "--checks")] = False
+    checks: Annotated[bool, flag("Also show checks that passed or were not possible.", "--checks")] = False
     strict: Annotated[bool, flag("Exit with 3 if a check fails.", "--strict")] = False
     tolerance: Annotated[str, option("AMOUNT", "Largest difference between amounts that count as equal.")] = "0.01"
 
@@ -151,5 +151,5 @@ def _read_accounts(file: str) -> list[int]:
                 raise SourceError(f"{file}:{number}: {word!r} is not an account number; write one per line")
             accounts.append(account)
     if not accounts:
-        raise SourceError(f"{file}: has no account numbers; write one per line")
+        raise SourceError(f"{file} has no account numbers; write one per line")
     return accounts

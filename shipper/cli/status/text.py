@@ -247,7 +247,7 @@ def storage_lines(snapshot: Snapshot, options: str = "") -> list[str]:
         by_rule = ", ".join(f"{printable(rule)} {count:,}" for rule, count in state.dead_letters.items())
         letters += f" ({by_rule}); list them with: shipper dead-letters list{printable(options)}"
     if count := state.letters_without_record:
-        letters += f"; of {count:,}, only the position is known, so input.on_complete keeps their files"
+        letters += f"; stored without the record: {count:,} (input.on_complete keeps their files)"
     lines.append(letters)
     window = state.dedupe_window
     if window.since is not None:

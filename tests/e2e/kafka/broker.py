@@ -112,12 +112,12 @@ class Broker:
     One or several nodes.
 
     Args:
-        is_secure: One more listener, with TLS and SCRAM; what `USER` may do there is to be granted.
+        is_secure: Add a listener with TLS and SCRAM, on which `USER` has no rights until they are granted.
 
     Attributes:
-        address: HOST:PORT of each node, with commas between.
+        address: HOST:PORT of each node, separated by commas.
         secure_address: HOST:PORT of the listener with TLS.
-        authority: The certificate that it is to be trusted for.
+        authority: The CA certificate that clients must trust.
     """
 
     def __init__(self, folder: Path, *, nodes: int = 1, is_secure: bool = False) -> None:
@@ -279,7 +279,7 @@ class Broker:
         _done(self.admin.delete_acls([filters]))
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """The offsets of a group; those of pending transactions are waited for."""
+        """Return the committed offsets of a group, once its pending transactions have ended."""
         consumer = Consumer({"bootstrap.servers": self.address, "group.id": group, "enable.auto.commit": False})
         try:
             partitions = _partitions(consumer, topic)

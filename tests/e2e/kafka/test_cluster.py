@@ -1,4 +1,4 @@
-"""Three nodes, of which one dies; a group under storm; many events while everything happens at once."""
+"""A cluster that loses one of three nodes, a storm of rebalances, and many events with all faults at once."""
 
 from __future__ import annotations
 

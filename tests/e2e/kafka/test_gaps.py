@@ -1,4 +1,4 @@
-"""Records that are gone before they were read, topics that are made again: said in words, and never passed over."""
+"""Records that were deleted before they were read, and recreated topics, are reported and never skipped silently."""
 
 from __future__ import annotations
 

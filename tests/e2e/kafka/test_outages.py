@@ -97,7 +97,7 @@ def test_a_transaction_without_an_answer_has_one_outcome(
             lambda: "broker_unavailable" in _pauses(running) or service.stored == 500, "it has noticed the outage"
         )
         since = time.monotonic()
-        wait_until(lambda: time.monotonic() > since + 7, "calls have failed")
+        wait_until(lambda: time.monotonic() > since + 7, "the broker was frozen for longer than _HANGS_S")
     finally:
         broker.thaw()
     running.wait_until(group.is_settled, "the group is at the end")

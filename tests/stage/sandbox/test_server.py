@@ -54,7 +54,7 @@ def test_error_for_a_port_in_use_names_host_port_and_solution(sandbox: Sandbox):
     with pytest.raises(ConfigError) as caught, thread(SandboxOptions(port=sandbox.port)):
         pass
     place = f"sandbox: port: 127.0.0.1:{sandbox.port}"
-    assert str(caught.value) == f"{place} is in use by another program; choose another port, 0 takes any free one"
+    assert str(caught.value) == f"{place} is in use by another program; choose another port (0 = any free one)"
 
 
 def test_port_can_be_reused_at_once():

@@ -1,4 +1,4 @@
-"""A one-shot run with set-up errors ends soon, says what to do, and loses nothing."""
+"""A one-shot run with setup problems ends soon, says what to do, and loses nothing."""
 
 from __future__ import annotations
 
