@@ -393,9 +393,11 @@ class StreamIndex:
             raise UndecidedError(None, is_shorter=True)  # the archive is still being written
         alike = self._alike(content)
         lost = [stream for stream in alike if stream.stream_id in self._lost]
-        for stream in sorted(lost, key=lambda stream: -stream.checkpoint):
+        for stream in sorted(lost, key=lambda stream: (-stream.checkpoint, stream.is_settled)):
             likeness = self._likeness(content, stream)
             if likeness == "same":
+                if may_wait and stream.is_settled:
+                    self._check_originals(content, alike, stream)
                 return stream
             if likeness == "shorter" and may_wait:
                 raise UndecidedError(stream, is_shorter=True)
@@ -404,6 +406,22 @@ class StreamIndex:
                 if stream.stream_id in self._streams and (likeness := self._likeness(content, stream)) != "other":
                     raise UndecidedError(stream, is_shorter=likeness == "shorter")
         return None
+
+    def _check_originals(self, content: Content, alike: list[Stream], lost: Stream) -> None:
+        """
+        Check that a file that continues a lost stream is not a copy of a present file that continues it, too.
+
+        If the lost stream was itself a copy, its file is not continued; its original and the next copy begin like it.
+
+        Raises:
+            UndecidedError: The file may be a copy of a present one.
+        """
+        for stream in alike:
+            if stream.stream_id not in self._streams or stream.compression or stream.checkpoint < lost.checkpoint:
+                continue
+            likeness = self._likeness(content, stream)
+            if likeness != "other" and _may_be_original(stream, content, lost, default=likeness == "same"):
+                raise UndecidedError(stream, is_shorter=likeness == "shorter")
 
     def _alike(self, content: Content) -> list[Stream]:
         """Return the streams that begin like a file; whitespace, NULs or a CSV header alone do not count."""
@@ -527,6 +545,24 @@ def _may_belong(path: str, stream: Stream) -> bool:
             return begins_alike(content, stream)
     except (SourceError, OSError):
         return True
+
+
+def _may_be_original(stream: Stream, copy: Content, lost: Stream, *, default: bool) -> bool:
+    """
+    Return whether the file of a stream continues a lost stream and is as long as a copy.
+
+    Args:
+        default: The result if the file is not at its path.
+    """
+    path = Path(stream.path)
+    try:
+        with closing(open_content(_open_file(path), path)) as original:
+            if file_id_of(original.status()) != stream.file_id:
+                return default
+            is_long_enough = bool(copy.compression) or copy.size() <= original.size()
+            return is_long_enough and compare(original, lost) == "same"
+    except (SourceError, OSError):
+        return default
 
 
 def _status_at_path(stream: Stream) -> os.stat_result | None:
