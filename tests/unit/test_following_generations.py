@@ -186,6 +186,28 @@ def test_a_deleted_copy_that_continued_another_one_is_no_gap(bench: Bench):
     assert gaps == [(NAME, len(lines(310, 320)))], "only that of the original"
 
 
+def test_a_truncated_file_continues_in_its_copy_although_an_earlier_copy_was_deleted(bench: Bench):
+    """The file and the earlier copy are lost with the same checkpoint; only the file has records in flight."""
+    path = bench.folder / NAME
+    bench.write(NAME, lines(10, 300))
+    bench.ship(3.0)
+    earlier, copy = bench.folder / f"{NAME}.1", bench.folder / f"{NAME}.2"
+    shutil.copy(path, earlier)
+    assert ship_late(bench, 10.0) == []
+    bench.write(NAME, lines(300, 310))
+    in_flight = bench.look(50.0)
+    assert b"".join(chunk.data for chunk in in_flight) == lines(300, 310)
+    shutil.copy(path, copy)
+    earlier.unlink()
+    assert bench.read(51.0) == b"", "the earlier copy is lost"
+    bench.write(NAME, lines(400, 405), mode="wb")
+    with capture_logs() as logs:
+        assert ship_late(bench, 52.0) == lines(400, 405).splitlines(keepends=True)
+    found = [Path(entry["formerly"]).name for entry in logs if entry["event"] == "source_found_again"]
+    assert found == [NAME]
+    settle(bench.store, in_flight)
+
+
 @pytest.mark.parametrize("has_successor", [False, True])
 @pytest.mark.parametrize("suffix", ["", "gz"])
 def test_a_copy_is_not_read_if_its_original_is_renamed_before_the_copy_is_identified(
