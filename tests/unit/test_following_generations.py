@@ -156,6 +156,34 @@ def test_a_copy_that_continues_a_deleted_copy_is_not_read(bench: Bench, suffix: 
     assert [Path(entry["path"]).name for entry in logs if entry["event"] == "source_is_copy"] == [newest.name]
 
 
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize("name", [f"{NAME}.1", f"{NAME}.2"])
+def test_a_copy_with_the_inode_of_an_earlier_copy_is_not_read(bench: Bench, name: str, is_running: bool):
+    """It overwrites the earlier copy, or the file system gives it the inode of the deleted one."""
+    path = bench.folder / NAME
+    bench.write(NAME, lines(10, 300))
+    bench.ship(3.0)
+    earlier, copy = bench.folder / f"{NAME}.1", bench.folder / name
+    shutil.copy(path, earlier)
+    assert ship_late(bench, 10.0) == []
+    bench.write(NAME, lines(300, 310))
+    assert bench.ship(50.0) == lines(300, 310)
+    if not is_running:
+        bench.stop()
+    inode = earlier.stat().st_ino
+    earlier.rename(copy)
+    shutil.copyfile(path, copy)
+    assert copy.stat().st_ino == inode
+    bench.write(NAME, lines(310, 320))
+    if not is_running:
+        bench.start(NAME)
+    assert ship_late(bench, 60.0) == lines(310, 320).splitlines(keepends=True)
+    bench.stop()
+    bench.start(NAME)
+    assert ship_late(bench, 100.0) == []
+    assert bench.is_delivered(LATER)
+
+
 def test_a_deleted_copy_that_continued_another_one_is_no_gap(bench: Bench):
     path = bench.folder / NAME
     bench.write(NAME, lines(10, 300))
