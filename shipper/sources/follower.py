@@ -247,7 +247,7 @@ class Follower:
                 self._complete(stream, is_matched=False)
         if self._is_first_scan:
             for stream in self._index.unsettled_rotated(present, self._is_generation):
-                self._open_unmatched(Path(stream.path), now)
+                self._open_rotated(Path(stream.path), now)
             self._start_search(self._index.lost(), now)
         if self._has_new_patterns:
             self._apply_start(unknown)
@@ -528,6 +528,19 @@ class Follower:
                 return
             if not self._open_unmatched(path, now):
                 self._unrelated[file_id] = seen
+
+    def _open_rotated(self, path: Path, now: float) -> None:
+        """Open a rotated file with data that an earlier run did not settle; a copy may have overwritten it since."""
+        with suppress(SourceError, OSError):  # not reported, because it is not a configured input
+            try:
+                reader = self._index.open_known(path, may_be_copy=True)
+            except UndecidedError as undecided:
+                if undecided.original is not None:
+                    new = self._index.open_new(path)
+                    self.files.add(OpenFile(new, new.stream.file_id, str(path), now, new_since=now))
+                return
+            if reader is not None:
+                self._follow(reader, now)
 
     def _open_unmatched(self, path: Path, now: float) -> bool:
         """Open an unmatched file if it is a stream with unread data; return False if it is not."""

@@ -88,6 +88,7 @@ class StreamIndex:
         self._lost: dict[int, Stream] = {}
         self._by_file_id = {stream.file_id: stream for stream in self._streams.values() if stream.inode}
         self._by_head: dict[Head, list[Stream]] = {}  # as of the last scan, including lost ones
+        self._sort_by_head()
         self._likenesses: dict[tuple[object, ...], Likeness] = {}
         self._displaced: list[Stream] = []
         self._unsaved: dict[int, Stream] = {}
@@ -165,10 +166,13 @@ class StreamIndex:
         for stream in missing:
             if stream.stream_id not in renamed_ids:
                 self._lost[stream.stream_id] = self._streams.pop(stream.stream_id)
+        self._sort_by_head()
+        return renamed
+
+    def _sort_by_head(self) -> None:
         self._by_head = defaultdict(list)
         for stream in (*self._lost.values(), *self._streams.values()):
             self._by_head[stream.head].append(stream)
-        return renamed
 
     def _recover(self, stream: Stream) -> None:
         self._streams[stream.stream_id] = self._lost.pop(stream.stream_id)
@@ -261,17 +265,19 @@ class StreamIndex:
         """Open a stream's file at its checkpoint; return None if it is another file with the same inode."""
         return self._open(path, lambda content: self._in_place(content, path))
 
-    def open_known(self, path: Path) -> StreamReader | None:
+    def open_known(self, path: Path, *, may_be_copy: bool = False) -> StreamReader | None:
         """
         Open a file if it is a known stream that is not settled or whose end was not reached; otherwise return None.
 
+        Args:
+            may_be_copy: A copy of another input may have overwritten a stream's file.
         Raises:
             UndecidedError: The file cannot be identified yet.
         """
 
         def identify(content: Content) -> Stream | None:
             previous = self.at(file_id_of(content.status()))
-            stream = self._identify(content, path, may_wait=True)
+            stream = self._identify(content, path, may_wait=True, may_be_copy=may_be_copy)
             if stream is None:
                 return None
             has_more = content.compression != "" and self.has_changed(stream, content.status())
@@ -363,21 +369,33 @@ class StreamIndex:
 
     # Comparing --------------------------------------------------------------------------------------------------------
 
-    def _identify(self, content: Content, path: Path, *, may_wait: bool = False) -> Stream | None:
+    def _identify(
+        self, content: Content, path: Path, *, may_wait: bool = False, may_be_copy: bool = False
+    ) -> Stream | None:
         """Return the known stream of an open file, or None."""
-        stream = self._in_place(content, path)
+        stream = self._in_place(content, path, may_be_copy=may_be_copy)
         if stream is None and (stream := self._find_lost(content, may_wait=may_wait)) is not None:
             self._take_over(stream, content, path)
         return stream
 
-    def _in_place(self, content: Content, path: Path) -> Stream | None:
-        """Return the stream with the device and inode of an open file, or None if its bytes differ."""
+    def _in_place(self, content: Content, path: Path, *, may_be_copy: bool = False) -> Stream | None:
+        """
+        Return the stream with the device and inode of an open file, or None if its bytes differ.
+
+        Args:
+            may_be_copy: Also return None if the file seems to be a copy of another one. Otherwise this is done only if
+                it has another name than the stream's file, as it may have the inode of a deleted copy.
+        """
         stream = self.at(file_id_of(content.status()))
         if stream is None:
             return None
         if compare(content, stream) != "same":
             report = log.info if stream.is_settled else log.warning  # either the inode was reused, or data is lost
             report("source_replaced", path=shown(path), checkpoint=stream.checkpoint, size=content.size())
+            self._displace(stream)
+            return None
+        may_be_copy |= stream.path != str(path) and not _is_at_its_path(stream)
+        if may_be_copy and self._find_original(content, stream, self._alike(content)) is not None:
             self._displace(stream)
             return None
         if stream.stream_id in self._lost:
@@ -393,9 +411,11 @@ class StreamIndex:
             raise UndecidedError(None, is_shorter=True)  # the archive is still being written
         alike = self._alike(content)
         lost = [stream for stream in alike if stream.stream_id in self._lost]
-        for stream in sorted(lost, key=lambda stream: -stream.checkpoint):
+        for stream in sorted(lost, key=lambda stream: (-stream.checkpoint, stream.is_settled)):
             likeness = self._likeness(content, stream)
             if likeness == "same":
+                if may_wait and (undecided := self._find_original(content, stream, alike)) is not None:
+                    raise undecided
                 return stream
             if likeness == "shorter" and may_wait:
                 raise UndecidedError(stream, is_shorter=True)
@@ -403,6 +423,22 @@ class StreamIndex:
             for stream in alike:
                 if stream.stream_id in self._streams and (likeness := self._likeness(content, stream)) != "other":
                     raise UndecidedError(stream, is_shorter=likeness == "shorter")
+        return None
+
+    def _find_original(self, content: Content, known: Stream, alike: list[Stream]) -> UndecidedError | None:
+        """
+        Return an error if a file that continues a settled stream may be a copy of a present file that does so, too.
+
+        If the settled stream was itself a copy, its file is not continued: its original and the next copy are longer.
+        """
+        if not known.is_settled or not content.pread(1, known.checkpoint):
+            return None
+        for stream in alike:
+            is_candidate = stream is not known and stream.stream_id in self._streams and not stream.compression
+            if is_candidate and stream.checkpoint >= known.checkpoint:
+                likeness = self._likeness(content, stream)
+                if likeness != "other" and _may_be_original(stream, content, known, default=likeness == "same"):
+                    return UndecidedError(stream, is_shorter=likeness == "shorter")
         return None
 
     def _alike(self, content: Content) -> list[Stream]:
@@ -527,6 +563,24 @@ def _may_belong(path: str, stream: Stream) -> bool:
             return begins_alike(content, stream)
     except (SourceError, OSError):
         return True
+
+
+def _may_be_original(stream: Stream, copy: Content, known: Stream, *, default: bool) -> bool:
+    """
+    Return whether the file of a stream continues a known one and is as long as a copy.
+
+    Args:
+        default: The result if the file is not at its path.
+    """
+    path = Path(stream.path)
+    try:
+        with closing(open_content(_open_file(path), path)) as original:
+            if file_id_of(original.status()) != stream.file_id:
+                return default
+            is_long_enough = bool(copy.compression) or copy.size() <= original.size()
+            return is_long_enough and compare(original, known) == "same"
+    except (SourceError, OSError):
+        return default
 
 
 def _status_at_path(stream: Stream) -> os.stat_result | None:

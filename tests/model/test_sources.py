@@ -129,7 +129,7 @@ class Life:
         is_held: Whether the shipper has the file open, or will search for it.
         may_sleep: Whether the shipper need not open it, because nothing was new when it started.
         may_double: Whether the shipper cannot know that two files are the same, so that lines may be delivered twice.
-        brief_copies: The sizes of copies that were deleted at once, by path.
+        brief_copies: The paths of copies that were deleted at once.
         inodes: Those under which the shipper may know the content.
         has_banner: Whether it starts with the same banner as others.
         read_at: How far this process has read.
@@ -150,7 +150,7 @@ class Life:
     is_missed: bool = False  # whether a look has missed it since it left the glob
     may_sleep: bool = False
     may_double: bool = False
-    brief_copies: dict[str, int] = field(default_factory=dict)
+    brief_copies: set[str] = field(default_factory=set)
     inodes: set[int] = field(default_factory=set)
     has_banner: bool = False
     read_at: int = 0
@@ -799,10 +799,8 @@ class Sources(RuleBasedStateMachine):
         """Write a copy or an archive beside the original, possibly with looks in between."""
         assert life.path is not None
         status = life.path.stat()
-        known = {*self.index.known_paths(), *(stream.path for stream in self.index.lost())}
-        if any(path in known and size < life.disk_bytes for path, size in life.brief_copies.items()):
-            life.may_double = True  # the shipper may take it for the continuation of the deleted copy
-            self.tell("copy that continues a deleted one")
+        if not life.brief_copies.isdisjoint([*self.index.known_paths(), *(each.path for each in self.index.lost())]):
+            self.tell("copied again after a deleted copy")
         blob = COMPRESS[compression](life.content[: life.disk_bytes])
         part = data.draw(st.sampled_from([0, 8, len(blob) // 2, len(blob) - 1]), label="part")
         seen = len(decompressed(blob[:part], compression))
@@ -857,7 +855,7 @@ class Sources(RuleBasedStateMachine):
         life = self.draw(data, self.movable())
         copy = self.new_path(data, is_matched=is_matched and self.leaves_undecided)
         self.make_copy(data, life, copy)
-        life.brief_copies[str(copy)] = life.disk_bytes
+        life.brief_copies.add(str(copy))
         self.unlink(copy)
         self.tell("copied for a moment")
 

@@ -41,7 +41,7 @@ MIB: Final = 1 << 20
 MUST_HAPPEN: Final = (
     *("found again in a copy", "found again in an archive", "read on in a copy", "read on in an archive"),
     *("truncation seen", "crash with unsaved settlements", "looked at a copy beside the original", "line too long"),
-    *("reported as unreachable", "line owed", "line not owed"),
+    *("reported as unreachable", "line owed", "line not owed", "copied again after a deleted copy"),
 )
 
 

@@ -127,6 +127,115 @@ def test_a_copy_that_stays_beside_its_original_is_not_read(bench: Bench):
     assert ship_late(bench, 100.0) == lines(310, 320).splitlines(keepends=True)
 
 
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize("suffix", ["", "gz"])
+def test_a_copy_that_continues_a_deleted_copy_is_not_read(bench: Bench, suffix: str, is_running: bool):
+    """logrotate's `copy`, which deletes the oldest copy: the newest one begins like it, and so does the original."""
+    path = bench.folder / NAME
+    bench.write(NAME, lines(10, 300))
+    bench.ship(3.0)
+    oldest, newest = bench.folder / f"{NAME}.1", bench.folder / f"{NAME}.2"
+    shutil.copy(path, oldest)
+    assert ship_late(bench, 10.0) == []
+    bench.write(NAME, lines(300, 310))
+    assert bench.ship(50.0) == lines(300, 310)
+    if not is_running:
+        bench.stop()
+    copy = Path(shutil.copy(path, bench.folder / "to-be"))
+    if suffix:
+        copy = compress(copy, suffix, bench.folder / f"to-be.{suffix}")
+    oldest.unlink()  # now, so that the copy does not get its inode
+    if is_running:
+        bench.ship(51.0)
+    bench.write(NAME, lines(310, 320))
+    copy.rename(newest)
+    if not is_running:
+        bench.start(NAME)
+    with capture_logs() as logs:
+        assert ship_late(bench, 60.0) == lines(310, 320).splitlines(keepends=True)
+    assert [Path(entry["path"]).name for entry in logs if entry["event"] == "source_is_copy"] == [newest.name]
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize("name", [f"{NAME}.1", f"{NAME}.2"])
+def test_a_copy_with_the_inode_of_an_earlier_copy_is_not_read(bench: Bench, name: str, is_running: bool):
+    """It overwrites the earlier copy, or the file system gives it the inode of the deleted one."""
+    path = bench.folder / NAME
+    bench.write(NAME, lines(10, 300))
+    bench.ship(3.0)
+    earlier, copy = bench.folder / f"{NAME}.1", bench.folder / name
+    shutil.copy(path, earlier)
+    assert ship_late(bench, 10.0) == []
+    bench.write(NAME, lines(300, 310))
+    assert bench.ship(50.0) == lines(300, 310)
+    if not is_running:
+        bench.stop()
+    inode = earlier.stat().st_ino
+    earlier.rename(copy)
+    shutil.copyfile(path, copy)
+    assert copy.stat().st_ino == inode
+    bench.write(NAME, lines(310, 320))
+    if not is_running:
+        bench.start(NAME)
+    assert ship_late(bench, 60.0) == lines(310, 320).splitlines(keepends=True)
+    bench.stop()
+    bench.start(NAME)
+    assert ship_late(bench, 100.0) == []
+    assert bench.is_delivered(LATER)
+
+
+def test_a_deleted_copy_that_continued_another_one_is_no_gap(bench: Bench):
+    path = bench.folder / NAME
+    bench.write(NAME, lines(10, 300))
+    bench.ship(3.0)
+    oldest, newest = bench.folder / f"{NAME}.1", bench.folder / f"{NAME}.2"
+    shutil.copy(path, oldest)
+    assert ship_late(bench, 10.0) == []
+    bench.stop()
+    bench.write(NAME, lines(300, 310))
+    shutil.copy(path, newest)
+    oldest.unlink()
+    bench.start(NAME)
+    assert bench.look(50.0), "read, and not settled"
+    bench.look(51.0)
+    newest.unlink()
+    bench.stop()
+    with capture_logs() as logs:
+        bench.start(NAME)
+        assert ship_late(bench, 60.0) == lines(300, 310).splitlines(keepends=True)
+        bench.write(NAME, lines(310, 320))
+        bench.look(90.0)
+        bench.look(91.0)
+        bench.stop()
+        path.unlink()
+        bench.start(NAME)
+        assert ship_late(bench, 100.0) == []
+    gaps = [(Path(entry["path"]).name, entry["bytes"]) for entry in logs if entry["event"] == "source_unreachable"]
+    assert gaps == [(NAME, len(lines(310, 320)))], "only that of the original"
+
+
+def test_a_truncated_file_continues_in_its_copy_although_an_earlier_copy_was_deleted(bench: Bench):
+    """The file and the earlier copy are lost with the same checkpoint; only the file has records in flight."""
+    path = bench.folder / NAME
+    bench.write(NAME, lines(10, 300))
+    bench.ship(3.0)
+    earlier, copy = bench.folder / f"{NAME}.1", bench.folder / f"{NAME}.2"
+    shutil.copy(path, earlier)
+    assert ship_late(bench, 10.0) == []
+    bench.write(NAME, lines(300, 310))
+    in_flight = bench.look(50.0)
+    assert b"".join(chunk.data for chunk in in_flight) == lines(300, 310)
+    shutil.copy(path, copy)
+    earlier.unlink()
+    assert bench.read(51.0) == b"", "the earlier copy is lost"
+    bench.write(NAME, lines(400, 405), mode="wb")
+    with capture_logs() as logs:
+        assert ship_late(bench, 52.0) == lines(400, 405).splitlines(keepends=True)
+    found = [Path(entry["formerly"]).name for entry in logs if entry["event"] == "source_found_again"]
+    assert found == [NAME]
+    settle(bench.store, in_flight)
+
+
 @pytest.mark.parametrize("has_successor", [False, True])
 @pytest.mark.parametrize("suffix", ["", "gz"])
 def test_a_copy_is_not_read_if_its_original_is_renamed_before_the_copy_is_identified(
