@@ -485,7 +485,7 @@ class Member:
         self._note_rebalance("assigned", len(partitions))
 
     def _revoke(self, consumer: Consumer, partitions: list[TopicPartition], *, is_lost: bool) -> None:
-        """Hand partitions over: records in flight settle and are saved; then drop the streams."""
+        """Hand partitions over: unless they are lost, let records in flight settle, and save; then drop the streams."""
         keys = {(partition.topic, partition.partition) for partition in partitions}
         self._revoked |= keys
         streams = [self._streams[key] for key in keys & self._streams.keys()]

@@ -213,7 +213,7 @@ class Batcher:
     # Answers, and closing the batch ---------------------------------------------------------------------------------
 
     def release(self, event_id: str) -> bool:
-        """Add the first event waiting for an EventId, which was rejected; return whether there was one."""
+        """After a rejection, add the first event that waits for its EventId; return whether there was one."""
         waiting = self._waiting.pop(event_id, deque())
         while waiting:
             event = waiting.popleft()
@@ -226,7 +226,7 @@ class Batcher:
         return False
 
     def drop(self, event_id: str) -> Iterable[Deferred]:
-        """Remove and return the events waiting for an EventId, which was accepted: they are duplicates."""
+        """After an acceptance, remove and return the events that wait for its EventId: they are duplicates."""
         return self._waiting.pop(event_id, ())
 
     def take(self) -> Batch | None:

@@ -68,12 +68,13 @@ class OpenFile:
 
 class _ArchiveTurns:
     """
-    Decides which archives are decompressed: one per stage, as many decompressors would need too much memory.
+    Decides which archives are decompressed: one per stage, because many decompressors would need too
+    much memory.
 
     So a small archive waits neither for a large one nor for one with a slow start, such as very many empty members. In
-    the stage "later", the archive read least goes first. A suspended archive is decompressed from its beginning again;
-    so an archive is suspended only after it was read for as long as that took. The active archives get the turns of the
-    waiting ones.
+    the stage "later", the archive of which the least has been read goes first. A suspended archive is decompressed from
+    its beginning again; so an archive is suspended only after it was read for as long as that took. When it is the turn
+    of a waiting archive, the active one of its stage is read instead.
     """
 
     def __init__(self) -> None:
@@ -219,7 +220,7 @@ class OpenFiles:
         return all(file is not None and file.new_since is None for file in touched)
 
     def check_all(self, now: float) -> None:
-        """Schedule all files that have changed, reported or not."""
+        """Schedule all files that have changed, whether or not a change was reported."""
         for file in self._files.values():
             self.check(file, now)
 

@@ -81,7 +81,7 @@ def test_a_reader_that_closes_the_pipe_early_is_no_error(shipper: Shipper, servi
 
 
 @pytest.mark.parametrize("command", ["config schema", "config init -"])
-def test_a_reader_that_closes_the_pipe_before_the_first_byte_is_no_error(command: str):
+def test_a_reader_that_closes_the_pipe_before_the_first_byte_is_not_an_error(command: str):
     theirs, ours = os.pipe()
     os.close(theirs)
     done = subprocess.run([SHIPPER, *command.split()], stdout=ours, stderr=subprocess.PIPE, timeout=20)

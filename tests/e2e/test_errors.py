@@ -121,7 +121,7 @@ def test_the_cause_of_a_failed_delivery_is_named_and_the_next_run_delivers_every
 def test_a_file_size_limit_is_reported_at_startup_and_nothing_is_lost(
     shipper: Shipper, service: Service, sample: Sample, file: Path
 ):
-    """A file size limit simulates a full disk without root; its signal kills no process."""
+    """A file size limit simulates a full disk without root; SIGXFSZ, which it sends, does not kill the process."""
     assert shipper.run("backfill", file).returncode == 0
     with file.open("ab") as out:
         out.writelines(sample.lines[300:3000])

@@ -1,4 +1,4 @@
-"""The lane with `input.on_complete`: rotated files are completed, files that only seem to be rotated must stay."""
+"""The lane with `input.on_complete`: rotated files are deleted or moved, files that only seem rotated must stay."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ Case = Callable[[int], Run]
 
 
 class Operations:
-    """Counts what runs of the package while it is entered: lines, and calls of what is written in C."""
+    """Counts the lines of the package that run while it is entered, and its calls of C functions."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -327,7 +327,7 @@ CASES: dict[str, list[Case]] = {
         archived(lambda many: EMPTY_MEMBER + b"\0" * many),
     ],
     "Body of an answer": of(received, b"x", begin=HEAD + b"Content-Length: 99999\r\n\r\n"),
-    "Framing of an answer: heads, informational ones included, chunks, trailers": [
+    "Framing of an answer: headers (also of 1xx answers), chunk sizes, trailers": [
         *of(
             received, b"X: 1\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 X\r\nA: b\r\n\r\n", b"X", begin=b""
         ),

@@ -55,7 +55,7 @@ LIVE = Live(
 
 
 def exported() -> dict[str, set[str]]:
-    """The samples that a shipper has, with the names of their labels."""
+    """Return the names of the exported samples with the names of their labels."""
     families = text_string_to_metric_families(Metrics(lambda: LIVE, lambda: Overview()).render().decode())
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 

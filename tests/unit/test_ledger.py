@@ -408,7 +408,7 @@ def everything(directory: Path) -> bytes:
 
 
 def counts(directory: Path, affiliate_id: str) -> tuple[int, int, int]:
-    """Cells, accepted and duplicates of an affiliate."""
+    """Return an affiliate's numbers of cells, accepted records and duplicates."""
     rows = [row for row in read_ledger(directory) if row.affiliate_id == affiliate_id]
     return len(rows), sum(row.accepted for row in rows), sum(row.duplicates for row in rows)
 

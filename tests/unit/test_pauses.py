@@ -53,7 +53,7 @@ def test_each_of_two_keys_is_named():
     )
 
 
-def test_with_a_token_endpoint_its_settings_and_its_secret_are_named():
+def test_advice_names_settings_and_secret_of_the_token_endpoint():
     oauth2 = OAuth2Settings(token_url=f"{BASE}/token", client_id="x", client_secret=FILE)
     assert advice_on("token", intake(token=None, oauth2=oauth2), RENEWAL) == (
         "correct client_id, scope and grant of intake.oauth2, then reload it; "

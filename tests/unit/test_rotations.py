@@ -434,7 +434,7 @@ def compressed_slowly(files: Files, suffix: str) -> Steps:
 
 
 def compressed_when_half_of_it_was_read(files: Files) -> Steps:
-    """It is long, so its rest is far beyond what is decompressed at once."""
+    """The file is so long that its rest starts far beyond what is decompressed in one turn."""
     files.include = [NAME]
     files.append(0, 7000)
     yield RESTART
@@ -442,7 +442,7 @@ def compressed_when_half_of_it_was_read(files: Files) -> Steps:
     files.append(7000, 10_000)
     compress(files.file.rename(files.folder / "old"), "gz")
     yield LOOK
-    assert files.checkpoints() == [sum(map(len, LINES))], "it is in bytes of the content"
+    assert files.checkpoints() == [sum(map(len, LINES))], "the checkpoint counts decompressed bytes"
 
 
 CASES = {

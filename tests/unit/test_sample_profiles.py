@@ -72,14 +72,14 @@ def test_the_number_of_records_is_as_requested(profile):
 
 
 @each("profile", [OPERATOR, SPARSE])
-def test_all_are_in_the_wire_form(profile):
+def test_all_records_are_in_the_wire_form(profile):
     assert judged(profile) == {"good": COUNT, "invalid": 0, "duplicates": 0, "normalised": 0}
     assert all(list(msgspec.json.decode(line)) == FIELDS for line in lines(profile)[:1000])
     assert 300 <= sum(map(len, lines(profile))) / COUNT <= 400
 
 
 @each("profile", [OPERATOR, SPARSE])
-def test_they_are_in_the_whole_days_before_the_end(profile):
+def test_timestamps_are_within_the_whole_days_before_the_end(profile):
     times = [datetime.fromisoformat(event.Timestamp) for event in events(profile)]
     first = END.replace(hour=0, minute=0) - timedelta(days=DAYS[profile])
     assert first <= min(times) < first + timedelta(days=1)
