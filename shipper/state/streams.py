@@ -112,7 +112,7 @@ class StreamTable:
     def _write(self, statement: str, stream: Stream, changes: dict[str, object]) -> None:
         self._db.execute(statement, _row_of(stream) | changes)
         if stream.inode:
-            # The file was truncated or its inode reused: the older stream gives it up; a copy may still be found for it.
+            # The file was truncated or its inode reused: the older stream gives it up; a copy may still turn up for it.
             self._db.execute(
                 "UPDATE streams SET device = 0, inode = 0 "
                 "WHERE kind = ? AND device = ? AND inode = ? AND stream_id < ?",
