@@ -182,6 +182,24 @@ def error_of(exception: BaseException) -> KafkaError:
     return error if isinstance(error, KafkaError) else KafkaError(KafkaError._FAIL, str(exception))
 
 
+def topic_exception(error: KafkaError, topic: str, *, is_input: bool) -> KafkaException:
+    """Return the exception for an error that concerns a topic; its message names the topic."""
+    is_missing = error.code() in UNKNOWN_TOPIC
+    text = f"topic {topic}: {missing_topic(is_input=is_input) if is_missing else error.str()}"
+    return KafkaException(KafkaError(error.code(), text, retriable=error.retriable()))
+
+
+def missing_topic(*, is_input: bool) -> str:
+    """Return that a topic does not exist, and what to do."""
+    advice = "create it: shipper check --online --create-topics"
+    if is_input:
+        advice = (
+            "shipper does not create topics that it reads: create it with the tools of Kafka, with at least as many "
+            "partitions as there will be members; or correct input.kafka.topics"
+        )
+    return f"the topic does not exist; {advice}"
+
+
 def describe(error: KafkaError) -> str:
     """Return the message and the name of an error."""
     return f"{error.str()} ({error.name()})"

@@ -19,6 +19,7 @@ from shipper.kafka.client import (
     describe_refusal,
     error_of,
     missing_right,
+    missing_topic,
     producer_properties,
     required_right,
     retry_while_moving,
@@ -153,9 +154,7 @@ class Topics:
 
     def _finding_of(self, name: str, error: KafkaError) -> Finding:
         if error.code() in UNKNOWN_TOPIC:
-            is_written = name in {self._settings.letters, self._settings.ledger}
-            advice = "create it: shipper check --online --create-topics" if is_written else "check input.kafka.topics"
-            return Finding(name, f"the topic does not exist; {advice}")
+            return Finding(name, missing_topic(is_input=name not in {self._settings.letters, self._settings.ledger}))
         why = describe_refusal(self._settings, error, required_right(self._settings, name))
         return Finding(name, why or f"cannot be examined: {describe(error)}", is_unreachable=not why)
 
