@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import KafkaError, client_properties, consumer_properties, topic_exception
-from shipper.kafka.stream import Headers, KafkaStream, Position, Session, schema_id
+from shipper.kafka.stream import Headers, KafkaStream, Position, Session
 from shipper.model.records import Checkpoint, LedgerKey, Rejection
 from shipper.state.affiliates import OTHER, are_identifiers
 from shipper.state.ledger import compress_columns, decode_columns, is_sparse, sum_checkpoints
@@ -92,11 +92,8 @@ def letter_document(stream: KafkaStream, rejection: Rejection, now_s: float) -> 
     """Return a dead letter: the unchanged value of the message, its headers, and the reason."""
     origin = stream.origin(rejection.start_offset)
     value = rejection.raw if origin.is_line else origin.value
-    message = rejection.message
-    if (schema := schema_id(value)) is not None:
-        message = f"it has the prefix of a schema registry (schema {schema}) but is not JSON"
     fields: dict[str, object] = {
-        **_rejection_fields(rejection, message),
+        **_rejection_fields(rejection, stream.explain(rejection)),
         "first_at": now_s,
         "event_id": rejection.event_id,
         "consumer_id": rejection.consumer_id,

@@ -23,6 +23,7 @@ from shipper.cli.common import (
     tolerate_closed_stdout,
 )
 from shipper.cli.dead_letters.selection import (
+    OVERSIZED,
     Filters,
     empty_message,
     format_counts,
@@ -182,5 +183,7 @@ def _details(letter: DeadLetter, content: Content) -> str:
     for name, value in fields.items():
         if value:  # indent further lines, so that none looks like a field
             lines.append(f"  {name + ':':<14} {plain(value)}".replace("\n", f"\n{'':17}"))
-    record = plain(_text(content.raw)) or "(not stored: the record is too long; its position is above)"
+    record = plain(_text(content.raw)) or f"({letter.message})"
+    if letter.rule == OVERSIZED and not content.raw:
+        record = "(not stored: the record is too long; its position is above)"
     return "\n".join([*lines, record, ""])

@@ -17,6 +17,8 @@ from shipper.config.settings import Settings
 from shipper.model.records import DeliveryClass
 from shipper.state.letters import EVERYTHING, Letters, Selection, open_letters
 
+OVERSIZED = "oversized"
+"""The rule of letters without the whole record, except those of empty Kafka messages."""
 _DAY_S = 86_400.0
 
 
@@ -73,11 +75,16 @@ def format_counts(counts: Mapping[str, int]) -> str:
 
 def warn_about_truncated(letters: Letters, selection: Selection) -> bool:
     """Print the number of selected letters without the whole record; return whether there are any."""
-    count = sum(letters.count_by_rule(replace(selection, is_whole=False)).values())
-    if count:
+    counts = letters.count_by_rule(replace(selection, is_whole=False))
+    if count := counts.pop(OVERSIZED, 0):
         say(
             f"{several(count, 'dead letter was', 'dead letters were')} too long to be stored completely: only the "
             "beginning of the record or its position is known, so it cannot be sent or exported; see: list --reason "
-            "oversized"
+            f"{OVERSIZED}"
         )
-    return count > 0
+    if empty := sum(counts.values()):
+        say(
+            f"{several(empty, 'dead letter is', 'dead letters are')} of a message that is empty or has no value, so "
+            "there is nothing to send or export"
+        )
+    return bool(count or empty)

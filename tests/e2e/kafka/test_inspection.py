@@ -50,6 +50,7 @@ def test_the_commands_show_dead_letters_and_ledger_of_a_group_like_those_of_a_di
     replayed = run(*replay, settings={"records.assume_timezone": "UTC"}, check=False)
     assert (replayed.returncode, replayed.summary and replayed.summary["accepted"]) == (3, 3), replayed
     service.assert_holds_exactly(sample.ids[:504])
+    assert "1 dead letter is of a message that is empty or has no value" in replayed.stderr
     (left,) = run("dead-letters", "list", "--format", "json", check=False).stdout.splitlines()
     assert json.loads(left)["rule"] == "json"
     ledger = run("ledger", "--format", "json", check=False)
