@@ -11,7 +11,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer
 from msgspec import Struct
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.client import KafkaError, client_properties, consumer_properties, topic_exception
+from shipper.kafka.client import ConnectionErrors, KafkaError, client_properties, consumer_properties, topic_exception
 from shipper.kafka.stream import Headers, KafkaStream, Position, Session
 from shipper.model.records import Checkpoint, LedgerKey, Rejection
 from shipper.state.affiliates import OTHER, are_identifiers
@@ -266,8 +266,9 @@ def read_documents(settings: KafkaSettings, topic: str) -> Iterator[Document]:
         TimeoutError: The brokers do not answer.
     """
     # The consumer joins no group. Do not wait for more messages at the end of a partition.
-    config = client_properties(settings) | consumer_properties(settings) | {"fetch.wait.max.ms": 10}
-    with closing(Consumer(config)) as consumer:
+    errors = ConnectionErrors()
+    config = client_properties(settings, on_error=errors) | consumer_properties(settings) | {"fetch.wait.max.ms": 10}
+    with closing(Consumer(config)) as consumer, errors.explaining(settings, consumer.poll):
         metadata = consumer.list_topics(topic, _READ_S).topics[topic]
         if metadata.error is not None:
             raise topic_exception(metadata.error, topic, is_input=False)

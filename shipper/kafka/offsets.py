@@ -20,7 +20,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.client import client_properties, error_of, retry_while_moving, topic_exception, translate_errors
+from shipper.kafka.client import (
+    ConnectionErrors,
+    client_properties,
+    error_of,
+    retry_while_moving,
+    topic_exception,
+    translate_errors,
+)
 from shipper.kafka.documents import count_letters, read_metadata
 from shipper.kafka.stream import Partition, Position
 from shipper.model.errors import SourceError
@@ -250,14 +257,15 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
         SourceError: The query failed.
     """
     with translate_errors(settings, f"group {settings.group_id} cannot be examined"):
-        admin = AdminClient(client_properties(settings))
-        offsets = read_offsets(admin, settings.group_id, settings.topics, _CALL_S)
-        (future,) = admin.describe_consumer_groups([settings.group_id], request_timeout=_CALL_S).values()
-        group = future.result(_CALL_S)
-        firsts: dict[Partition, int] = {}
-        if until is not None:
-            spec = OffsetSpec.for_timestamp(int(until * 1000))
-            firsts = offsets_at(admin, [TopicPartition(*key) for key in offsets], spec, _CALL_S)
+        admin, errors = _open_admin(settings)
+        with errors.explaining(settings, admin.poll):
+            offsets = read_offsets(admin, settings.group_id, settings.topics, _CALL_S)
+            (future,) = admin.describe_consumer_groups([settings.group_id], request_timeout=_CALL_S).values()
+            group = future.result(_CALL_S)
+            firsts: dict[Partition, int] = {}
+            if until is not None:
+                spec = OffsetSpec.for_timestamp(int(until * 1000))
+                firsts = offsets_at(admin, [TopicPartition(*key) for key in offsets], spec, _CALL_S)
     dead_letters, problem = _count_letters(settings)
     states = [_partition_state(partition, settings, at) for partition in offsets.values()]
     states.sort(key=lambda state: (-state.lag_records, state.topic, state.partition))
@@ -283,6 +291,11 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
         dead_letters=dead_letters,
         problem=problem,
     )
+
+
+def _open_admin(settings: KafkaSettings) -> tuple[AdminClient, ConnectionErrors]:
+    errors = ConnectionErrors()
+    return AdminClient(client_properties(settings, on_error=errors)), errors
 
 
 def _describe_member(member: MemberDescription) -> str:
@@ -362,8 +375,9 @@ class Selection(NamedTuple):
             SourceError: The query failed, or a partition or an offset does not exist.
         """
         with translate_errors(kafka, f"{', '.join(kafka.topics)} cannot be examined"):
-            admin = AdminClient(client_properties(kafka))
-            offsets = read_offsets(admin, kafka.group_id, kafka.topics, _CALL_S)
+            admin, errors = _open_admin(kafka)
+            with errors.explaining(kafka, admin.poll):
+                offsets = read_offsets(admin, kafka.group_id, kafka.topics, _CALL_S)
 
             def offsets_from(time_s: float | None, bounds: Mapping[Partition, int]) -> Mapping[Partition, int]:
                 if time_s is None:

@@ -81,10 +81,10 @@ def _purge(settings: Settings, selection: Selection, chosen: list[str], *, yes: 
         with letters_in(on_disk) as letters:
             ids = letters.ids(selection)
             if chosen:
-                existing = ids
-                ids, missing = find_letters(letters, chosen, is_group=view is not None)
+                found, missing = find_letters(letters, chosen, is_group=view is not None)
                 if missing:
-                    raise unknown_ids(missing, existing)
+                    raise unknown_ids(missing, ids)
+                ids = sorted(set(found))
             counts = letters.count_by_rule(selection)
             group_letters = {letter.id: letter for letter in letters.newest(selection, sys.maxsize)} if view else {}
         if not ids:

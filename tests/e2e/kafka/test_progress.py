@@ -85,3 +85,21 @@ def test_missing_topics_are_named_with_what_to_do(broker: Broker, shipper: Shipp
     assert f"topic {group.topic}: the topic does not exist; shipper does not create topics that it reads" in seen.stderr
     checked = shipper.run("check", "--online", "--create-topics", check=False)
     assert "the topic does not exist; shipper does not create topics that it reads" in checked.stdout
+
+
+def test_brokers_that_do_not_answer_are_named_with_the_setting_to_check(group: Group, broker: Broker, shipper: Shipper):
+    limits = {f"shipper.kafka.{name}": 3.0 for name in ("offsets._CALL_S", "documents._READ_S", "topics._CALL_S")}
+    shipper.shortened = shipper.shortened | limits
+    commands = (["check", "--online"], ["status"], ["dead-letters", "list"], ["run"])
+    group.security = ""
+    group.write()
+    for command in commands:
+        result = shipper.run(*command, check=False)
+        text = f"{broker.address} did not answer with TLS; correct the port in input.kafka.brokers"
+        assert text in result.stdout + result.stderr, (command, result)
+        assert 'input.kafka.security = "plaintext"' in result.stdout + result.stderr
+    group.security, group.brokers = "security = 'plaintext'", ["127.0.0.1:1"]
+    group.write()
+    for command in commands:
+        result = shipper.run(*command, check=False)
+        assert "Connection refused; check input.kafka.brokers" in result.stdout + result.stderr, (command, result)
