@@ -59,7 +59,8 @@ def replay(
     with state_on_disk(settings) as (on_disk, view):
         if view is not None:  # replay a copy, and write changes back to the brokers
             view.begin_replay(settings.input.max_record_bytes)
-            code = _ship(on_disk, selection, limit, summary, is_group=True)
+            assert settings.input.kafka is not None
+            code = _ship(on_disk, selection, limit, summary, settings.input.kafka.letters)
             view.write_back(f"replay-{uuid4()}")
         else:
             try:
@@ -73,9 +74,7 @@ def replay(
     raise typer.Exit(code or (3 if has_truncated else 0))
 
 
-def _ship(
-    settings: Settings, selection: Selection, limit: int | None, form: SummaryForm, *, is_group: bool = False
-) -> int:
+def _ship(settings: Settings, selection: Selection, limit: int | None, form: SummaryForm, topic: str = "") -> int:
     def source(state: OpenState) -> Source:
         from shipper.sources.replay import Replay
 
@@ -86,10 +85,10 @@ def _ship(
             ids,
             state.next_stream_id,
             csv_delimiter=settings.input.csv_delimiter,
-            name_letter=group_names(letters).__getitem__ if is_group else int,
+            name_letter=group_names(letters).__getitem__ if topic else int,
         )
 
-    return ship("dead-letters replay", settings, source, form=form)
+    return ship("dead-letters replay", settings, source, form=form, topic=topic)
 
 
 def _request_replay(

@@ -109,6 +109,8 @@ def test_the_ids_of_dead_letters_are_the_positions_of_messages(
     assert f"dead letter {ids[0]}: " in tried.stdout, tried
     replayed = run("dead-letters", "replay", check=False)
     assert f'"letter":"{ids[0]}"' in replayed.stderr, replayed
+    assert f"stored as dead letters in the topic {group.letters}: " in replayed.stderr
+    assert "shipper-view" not in replayed.stderr
     purged = run("dead-letters", "purge", ids[0], f"{group.topic}/{number}:9", "--yes", check=False)
     assert (purged.returncode, f"no dead letter {group.topic}/{number}:9; all: " in purged.stderr) == (2, True), purged
     purged = run("dead-letters", "purge", ids[0], ids[3], "--yes", check=False)

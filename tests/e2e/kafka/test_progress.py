@@ -88,7 +88,7 @@ def test_missing_topics_are_named_with_what_to_do(broker: Broker, shipper: Shipp
 
 
 def test_brokers_that_do_not_answer_are_named_with_the_setting_to_check(group: Group, broker: Broker, shipper: Shipper):
-    limits = {f"shipper.kafka.{name}": 3.0 for name in ("offsets._CALL_S", "documents._READ_S", "topics._CALL_S")}
+    limits = {f"shipper.kafka.{name}": 1.5 for name in ("offsets._CALL_S", "documents._READ_S", "topics._CALL_S")}
     shipper.shortened = shipper.shortened | limits
     commands = (["check", "--online"], ["status"], ["dead-letters", "list"], ["run"])
     group.security = ""
