@@ -65,6 +65,7 @@ def ship(
     listen: str = "",
     reload: Reload | None = None,
     file: SettingsFile | None = None,
+    topic: str = "",
 ) -> int:
     """
     Run a pipeline in the state directory, print the summary, and return the exit code.
@@ -74,6 +75,7 @@ def ship(
         listen: The admin address; empty = none.
         reload: Functions for SIGHUP; None = it is not handled.
         file: The settings file, created before the settings were read.
+        topic: Where the dead letters are, if the directory is a temporary copy.
     Raises:
         StateInUseError: Another process holds the directory.
     """
@@ -113,7 +115,7 @@ def ship(
             if letters := sum(counts.get(item.stream.stream_id, 0) for item in read_before):
                 summary = replace(summary, message=_letters_message(read_before, letters))
     if form == "json" or not has_logged_end(command, settings, summary):
-        print_summary(summary, reasons, settings, form)
+        print_summary(summary, reasons, settings, form, topic)
         if read_before and not summary.message and not summary.read and form == "text":
             subject = "it has" if len(read_before) == 1 else "they have"
             say(f"{_read_before_message(read_before)}, and {subject} nothing new")
@@ -276,10 +278,13 @@ def has_logged_end(command: str, settings: Settings, summary: Summary, **more: o
     return True
 
 
-def print_summary(summary: Summary, reasons: dict[str, int], settings: Settings, form: SummaryForm) -> None:
-    """Print a summary of a run in the state directory."""
+def print_summary(
+    summary: Summary, reasons: dict[str, int], settings: Settings, form: SummaryForm, topic: str = ""
+) -> None:
+    """Print a summary of a run in the state directory; `topic` as in `ship`."""
     if form == "text":
-        say(summary_text(summary, reasons, f"{settings.state.directory}/state.db"))
+        place = f"the topic {topic}" if topic else f"{settings.state.directory}/state.db"
+        say(summary_text(summary, reasons, place))
         return
     with tolerate_closed_stdout():
         print_json(msgspec.json.encode(summary))
@@ -296,8 +301,8 @@ def summary_text(summary: Summary, reasons: dict[str, int], place: str) -> str:
     ]
     if summary.dead_lettered:
         by_rule = ", ".join(f"{rule} {count:,}" for rule, count in sorted(reasons.items()))
-        advice = "; list them with: shipper dead-letters list" if place.endswith(".db") else ""
-        lines.append(f"{summary.dead_lettered:,} refused and stored as dead letters in {place}: {by_rule}{advice}")
+        advice = "list them with: shipper dead-letters list"
+        lines.append(f"{summary.dead_lettered:,} refused and stored as dead letters in {place}: {by_rule}; {advice}")
     if place.endswith(".db") and reasons.get("json", 0) == summary.dead_lettered == summary.read > 0:
         lines.append(
             "no record was a JSON object; CSV needs a header and, if that has no known or mapped columns, "

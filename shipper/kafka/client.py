@@ -45,6 +45,8 @@ _MOVING: Final = {
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
 }
+_UNCONNECTED: Final = {KafkaError._TRANSPORT, KafkaError._RESOLVE, KafkaError._ALL_BROKERS_DOWN}
+_NO_TLS: Final = "PLAINTEXT broker listener"  # in the message of the client
 _HEADERS_BYTES: Final = 1 << 20  # for the headers of a dead letter, including those of the message
 
 
@@ -179,7 +181,74 @@ retry_while_moving: Final = retry(
 def error_of(exception: BaseException) -> KafkaError:
     """Return the error in a client exception."""
     error = exception.args[0] if exception.args else None
+    if isinstance(exception, TimeoutError):
+        return KafkaError(KafkaError._TIMED_OUT, str(exception) or "the brokers do not answer")
     return error if isinstance(error, KafkaError) else KafkaError(KafkaError._FAIL, str(exception))
+
+
+class ConnectionErrors:
+    """
+    Notes why a client cannot connect, for `client_properties`; the calls that wait for it only say that they timed out.
+
+    Attributes:
+        last: The last of the most specific reasons; None = none is known.
+    """
+
+    def __init__(self) -> None:
+        self.last: KafkaError | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        if error.code() in _UNCONNECTED and (self.last is None or _specificity(error) >= _specificity(self.last)):
+            self.last = error
+
+    def describe(self, settings: KafkaSettings, error: KafkaError) -> str:
+        """Return why a call got no answer and which setting to check; empty if the brokers did answer."""
+        if self.last is None or error.code() not in {*_UNCONNECTED, KafkaError._TIMED_OUT}:
+            return ""
+        reason, brokers = self.last.str().partition(" (after")[0], ", ".join(settings.brokers)
+        if self.last.code() == KafkaError._ALL_BROKERS_DOWN:
+            tls = "" if settings.security == "tls" else '; if they expect TLS, set input.kafka.security = "tls"'
+            return f"no broker of {brokers} can be reached; check input.kafka.brokers{tls}"
+        if _NO_TLS in reason:
+            return (
+                f"{brokers} did not answer with TLS; correct the port in input.kafka.brokers or, if they do not use "
+                'TLS, set input.kafka.security = "plaintext"'
+            )
+        return f"{reason}; check input.kafka.brokers"
+
+    @contextmanager
+    def explaining(self, settings: KafkaSettings, poll: Callable[[float], object]) -> Iterator[None]:
+        """Replace the message of a timeout by the reason, which `poll` of the client fetches."""
+        try:
+            yield
+        except (KafkaException, TimeoutError) as exception:
+            error = error_of(exception)
+            poll(0)
+            if reason := self.describe(settings, error):
+                raise KafkaException(KafkaError(error.code(), reason, retriable=error.retriable())) from None
+            raise
+
+
+def _specificity(error: KafkaError) -> int:
+    return 2 if _NO_TLS in error.str() else error.code() != KafkaError._ALL_BROKERS_DOWN
+
+
+def topic_exception(error: KafkaError, topic: str, *, is_input: bool) -> KafkaException:
+    """Return the exception for an error that concerns a topic; its message names the topic."""
+    is_missing = error.code() in UNKNOWN_TOPIC
+    text = f"topic {topic}: {missing_topic(is_input=is_input) if is_missing else error.str()}"
+    return KafkaException(KafkaError(error.code(), text, retriable=error.retriable()))
+
+
+def missing_topic(*, is_input: bool) -> str:
+    """Return that a topic does not exist, and what to do."""
+    advice = "create it: shipper check --online --create-topics"
+    if is_input:
+        advice = (
+            "shipper does not create topics that it reads: create it with the tools of Kafka, with at least as many "
+            "partitions as there will be members; or correct input.kafka.topics"
+        )
+    return f"the topic does not exist; {advice}"
 
 
 def describe(error: KafkaError) -> str:

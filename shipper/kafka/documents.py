@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -11,8 +11,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer
 from msgspec import Struct
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.client import KafkaError, client_properties, consumer_properties
-from shipper.kafka.stream import Headers, KafkaStream, Position, Session, schema_id
+from shipper.kafka.client import ConnectionErrors, KafkaError, client_properties, consumer_properties, topic_exception
+from shipper.kafka.stream import Headers, KafkaStream, Position, Session, explain
 from shipper.model.records import Checkpoint, LedgerKey, Rejection
 from shipper.state.affiliates import OTHER, are_identifiers
 from shipper.state.ledger import compress_columns, decode_columns, is_sparse, sum_checkpoints
@@ -93,7 +93,7 @@ def letter_document(stream: KafkaStream, rejection: Rejection, now_s: float) -> 
     origin = stream.origin(rejection.start_offset)
     value = rejection.raw if origin.is_line else origin.value
     fields: dict[str, object] = {
-        **_rejection_fields(rejection, value),
+        **_rejection_fields(rejection, stream.explain(rejection)),
         "first_at": now_s,
         "event_id": rejection.event_id,
         "consumer_id": rejection.consumer_id,
@@ -117,15 +117,13 @@ def letter_document(stream: KafkaStream, rejection: Rejection, now_s: float) -> 
 
 def updated_letter(letter: DeadLetter, old: Document) -> Document:
     """Return the new version of a dead letter that was rejected again by a replay."""
-    fields = {f"shipper.{name}": field for name, field in _rejection_fields(letter, old.value).items()}
+    message = explain(old.value) or letter.message
+    fields = {f"shipper.{name}": field for name, field in _rejection_fields(letter, message).items()}
     headers = [(name, str(fields[name]).encode() if name in fields else value) for name, value in old.headers]
     return old._replace(headers=headers)
 
 
-def _rejection_fields(rejection: Rejection | DeadLetter, value: bytes | None) -> dict[str, object]:
-    message = rejection.message
-    if (schema := schema_id(value)) is not None:
-        message = f"it has the prefix of a schema registry (schema {schema}) but is not JSON"
+def _rejection_fields(rejection: Rejection | DeadLetter, message: str) -> dict[str, object]:
     return {
         "rule": rejection.rule,
         "message": message[:4096],
@@ -242,16 +240,39 @@ def read_table(settings: KafkaSettings, topic: str) -> list[Document]:
     Read a compacted topic to its end; return the newest document of each key that was not deleted.
 
     Raises:
-        KafkaException: The brokers refuse.
+        KafkaException, TimeoutError: As for `read_documents`.
+    """
+    table: dict[str, Document] = {}
+    for document in read_documents(settings, topic):
+        table.pop(document.key, None)
+        if document.value is not None:
+            table[document.key] = document
+    return list(table.values())
+
+
+def count_letters(settings: KafkaSettings) -> int:
+    """Count the dead letters of a group; errors as for `read_documents`."""
+    keys: set[str] = set()
+    for key, value, _ in read_documents(settings, settings.letters):
+        (keys.discard if value is None else keys.add)(key)
+    return len(keys)
+
+
+def read_documents(settings: KafkaSettings, topic: str) -> Iterator[Document]:
+    """
+    Read a topic to its end, deletions and older versions included.
+
+    Raises:
+        KafkaException: The brokers refuse, or the topic does not exist.
         TimeoutError: The brokers do not answer.
     """
     # The consumer joins no group. Do not wait for more messages at the end of a partition.
-    config = client_properties(settings) | consumer_properties(settings) | {"fetch.wait.max.ms": 10}
-    table: dict[str, Document] = {}
-    with closing(Consumer(config)) as consumer:
+    errors = ConnectionErrors()
+    config = client_properties(settings, on_error=errors) | consumer_properties(settings) | {"fetch.wait.max.ms": 10}
+    with closing(Consumer(config)) as consumer, errors.explaining(settings, consumer.poll):
         metadata = consumer.list_topics(topic, _READ_S).topics[topic]
         if metadata.error is not None:
-            raise KafkaException(metadata.error)
+            raise topic_exception(metadata.error, topic, is_input=False)
         consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in metadata.partitions])
         open_partitions = len(metadata.partitions)
         while open_partitions:
@@ -261,11 +282,8 @@ def read_table(settings: KafkaSettings, topic: str) -> list[Document]:
             error = message.error()
             if error is None:
                 key = (message.key() or b"").decode(errors="replace")
-                table.pop(key, None)
-                if (value := message.value()) is not None:
-                    table[key] = Document(key, value, message.headers() or ())  # type: ignore[arg-type]
+                yield Document(key, message.value(), message.headers() or ())  # type: ignore[arg-type]
             elif error.code() == KafkaError._PARTITION_EOF:
                 open_partitions -= 1
             else:
                 raise KafkaException(error)
-    return list(table.values())

@@ -56,7 +56,7 @@ _PAUSE_AFTER_S: Final = 1.0  # pausing discards fetched messages, so it is not w
 _QUEUED_BYTES: Final = 2 << 20
 _QUEUED_CHUNKS: Final = 64
 _CALL_S: Final = 5.0
-_END_INTERVAL_S: Final = 5.0  # between queries of the ends of partitions
+_END_INTERVAL_S: Final = 1.0  # between queries of the ends of partitions: the headline is as current as they are
 _TOPIC_INTERVAL_S: Final = 30.0  # between queries of topic ids
 _RANGE_INTERVAL_S: Final = 0.5
 _MEMBERSHIP_INTERVAL_S: Final = 0.1
@@ -250,7 +250,7 @@ class Member:
             topic=stream.topic,
             partition=stream.partition,
             offset=stream.next_offset,
-            end=stream.end,
+            end=None if stream.end is None else max(stream.end, stream.next_offset),
             lag_records=stream.lag_records,
             lag_seconds=0.0 if oldest is None or oldest < 0 else round(max(0.0, now_ms - oldest) / 1000, 3),
             delivered_until=stream.settled_until,

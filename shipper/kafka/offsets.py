@@ -15,13 +15,20 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka import KafkaException as KafkaException
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, MemberDescription, OffsetSpec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.client import client_properties, retry_while_moving, translate_errors
-from shipper.kafka.documents import read_metadata
+from shipper.kafka.client import (
+    ConnectionErrors,
+    client_properties,
+    error_of,
+    retry_while_moving,
+    topic_exception,
+    translate_errors,
+)
+from shipper.kafka.documents import count_letters, read_metadata
 from shipper.kafka.stream import Partition, Position
 from shipper.model.errors import SourceError
 from shipper.model.group import PartitionState
@@ -73,7 +80,12 @@ def read_offsets(
         KafkaException, TimeoutError: The brokers do not answer, or a topic does not exist.
     """
     described = admin.describe_topics(TopicCollection([*topics]), request_timeout=limit_s)
-    topics_by_name = {name: future.result(limit_s) for name, future in described.items()}
+    topics_by_name = {}
+    for name, future in described.items():
+        try:
+            topics_by_name[name] = future.result(limit_s)
+        except KafkaException as exception:
+            raise topic_exception(error_of(exception), name, is_input=True) from None
     partitions = [
         TopicPartition(name, partition.id) for name, topic in topics_by_name.items() for partition in topic.partitions
     ]
@@ -209,6 +221,9 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
         partitions: Of all topics, in descending order of lag.
         until: The time passed to `group_status`, or None.
         late: Partitions, as topic/number, that may have unsettled records from before `until`.
+        owners: Members by partition, as topic/number, for partitions that a member reads.
+        dead_letters: Number of stored dead letters; None = unknown, see `problem`.
+        problem: Why they could not be counted.
     """
 
     at: float
@@ -218,6 +233,9 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     partitions: list[PartitionState]
     until: float | None = None
     late: list[str] = []
+    owners: dict[str, str] = {}
+    dead_letters: int | None = None
+    problem: str = ""
 
     @property
     def lag_records(self) -> int:
@@ -239,14 +257,16 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
         SourceError: The query failed.
     """
     with translate_errors(settings, f"group {settings.group_id} cannot be examined"):
-        admin = AdminClient(client_properties(settings))
-        offsets = read_offsets(admin, settings.group_id, settings.topics, _CALL_S)
-        (future,) = admin.describe_consumer_groups([settings.group_id], request_timeout=_CALL_S).values()
-        group = future.result(_CALL_S)
-        firsts: dict[Partition, int] = {}
-        if until is not None:
-            spec = OffsetSpec.for_timestamp(int(until * 1000))
-            firsts = offsets_at(admin, [TopicPartition(*key) for key in offsets], spec, _CALL_S)
+        admin, errors = _open_admin(settings)
+        with errors.explaining(settings, admin.poll):
+            offsets = read_offsets(admin, settings.group_id, settings.topics, _CALL_S)
+            (future,) = admin.describe_consumer_groups([settings.group_id], request_timeout=_CALL_S).values()
+            group = future.result(_CALL_S)
+            firsts: dict[Partition, int] = {}
+            if until is not None:
+                spec = OffsetSpec.for_timestamp(int(until * 1000))
+                firsts = offsets_at(admin, [TopicPartition(*key) for key in offsets], spec, _CALL_S)
+    dead_letters, problem = _count_letters(settings)
     states = [_partition_state(partition, settings, at) for partition in offsets.values()]
     states.sort(key=lambda state: (-state.lag_records, state.topic, state.partition))
     late = [
@@ -263,7 +283,35 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
         partitions=states,
         until=until,
         late=late,
+        owners={
+            f"{partition.topic}/{partition.partition}": _describe_member(member)
+            for member in group.members
+            for partition in (member.assignment.topic_partitions if member.assignment else ())
+        },
+        dead_letters=dead_letters,
+        problem=problem,
     )
+
+
+def _open_admin(settings: KafkaSettings) -> tuple[AdminClient, ConnectionErrors]:
+    errors = ConnectionErrors()
+    return AdminClient(client_properties(settings, on_error=errors)), errors
+
+
+def _describe_member(member: MemberDescription) -> str:
+    """Return the name and the address of a member."""
+    name = member.group_instance_id or member.member_id.rpartition("-")[2]
+    return f"{name} at {member.host.lstrip('/')}"
+
+
+def _count_letters(settings: KafkaSettings) -> tuple[int | None, str]:
+    """Count the dead letters; if this fails, return None and the reason."""
+    right = f"READ on the topic {settings.letters}"
+    try:
+        with translate_errors(settings, f"the dead letters of group {settings.group_id} cannot be counted", right):
+            return count_letters(settings), ""
+    except SourceError as error:
+        return None, str(error)
 
 
 def _partition_state(offsets: PartitionOffsets, settings: KafkaSettings, at: float) -> PartitionState:
@@ -327,8 +375,9 @@ class Selection(NamedTuple):
             SourceError: The query failed, or a partition or an offset does not exist.
         """
         with translate_errors(kafka, f"{', '.join(kafka.topics)} cannot be examined"):
-            admin = AdminClient(client_properties(kafka))
-            offsets = read_offsets(admin, kafka.group_id, kafka.topics, _CALL_S)
+            admin, errors = _open_admin(kafka)
+            with errors.explaining(kafka, admin.poll):
+                offsets = read_offsets(admin, kafka.group_id, kafka.topics, _CALL_S)
 
             def offsets_from(time_s: float | None, bounds: Mapping[Partition, int]) -> Mapping[Partition, int]:
                 if time_s is None:

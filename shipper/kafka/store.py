@@ -262,7 +262,11 @@ class TransactionStore:
             StateUnwritableError, StateInUseError: Any other reason.
         """
         self._member.transactions["aborted"] += 1
-        log.warning("transaction_aborted", error=describe(error))
+        if error.code() in _REBALANCING:
+            message = "harmless: the group is moving partitions; the records are saved later, or sent by the next owner"
+            log.info("transaction_aborted", error=describe(error), message=message)
+        else:
+            log.warning("transaction_aborted", error=describe(error))
         producer = self._producer
         assert producer is not None
         try:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from msgspec import Struct, field
 
-from shipper.model.records import Chunk, LedgerKey, Stream
+from shipper.model.records import Chunk, LedgerKey, Rejection, Stream
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -37,6 +37,7 @@ CHUNK_BYTES: Final = 1 << 20
 # Not 0: a byte-order mark at the start of a stream is not part of a record.
 START_OFFSET: Final = 1
 _NO_RECORD: Final = b"-"  # replaces a value without a record; it is not JSON, so it becomes a dead letter
+_BLANKS: Final = b" \t\r\n\0"
 _FIRST: Final = itemgetter(0)
 _SECOND: Final = itemgetter(1)
 _BRACE: Final = ord("{")
@@ -239,6 +240,13 @@ class KafkaStream(Stream, kw_only=True):
             timestamp_ms=block.timestamps[index],
         )
 
+    def position_fields(self, offset: int) -> dict[str, object]:
+        return {"offset": self.origin(offset).offset}
+
+    def explain(self, rejection: Rejection) -> str:
+        origin = self.origin(rejection.start_offset)
+        return rejection.message if origin.is_line else explain(origin.value) or rejection.message
+
     def position_at(self, end_offset: int) -> int:
         """Return the offset to continue from after the line that ends at a virtual byte."""
         position = self.message_end(end_offset).offset
@@ -319,7 +327,7 @@ def _lines(
 
 
 def _line(value: bytes | None) -> bytes:
-    if value is None or not value.strip(b" \t\r\n\0"):
+    if value is None or not value.strip(_BLANKS):
         return _NO_RECORD
     value = without_frame(value)
     if value.startswith(b"\0"):
@@ -331,6 +339,17 @@ def _line(value: bytes | None) -> bytes:
 def without_frame(value: bytes) -> bytes:
     """Return the JSON in a schema registry's frame; any other value is returned unchanged."""
     return value[_FRAME_BYTES:] if value.startswith(b"\0") and value.startswith(b"{", _FRAME_BYTES) else value
+
+
+def explain(value: bytes | None) -> str:
+    """Return why a value has no record; empty if it has one."""
+    if value is None:
+        return "the message has no value (a tombstone)"
+    if not value:
+        return "the message is empty"
+    if (schema := schema_id(value)) is not None:
+        return f"it has the prefix of a schema registry (schema {schema}) but is not JSON"
+    return "" if value.strip(_BLANKS) else "the message is blank"
 
 
 def schema_id(value: bytes | None) -> int | None:

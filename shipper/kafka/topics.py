@@ -13,12 +13,14 @@ from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import (
     FORBIDDEN,
     UNKNOWN_TOPIC,
+    ConnectionErrors,
     KafkaError,
     client_properties,
     describe,
     describe_refusal,
     error_of,
     missing_right,
+    missing_topic,
     producer_properties,
     required_right,
     retry_while_moving,
@@ -61,6 +63,7 @@ class Topics:
         self._settings = settings
         self._max_record_bytes = max_record_bytes
         self._refused: KafkaError | None = None
+        self._connection_errors = ConnectionErrors()
         try:
             self._admin = AdminClient(client_properties(settings, on_error=self._on_error))
         except KafkaException as exception:
@@ -68,6 +71,7 @@ class Topics:
             raise ConfigError(describe_refusal(settings, error) or describe(error), key="input.kafka") from None
 
     def _on_error(self, error: KafkaError) -> None:
+        self._connection_errors(error)
         if error.code() in FORBIDDEN:
             self._refused = error
 
@@ -89,9 +93,11 @@ class Topics:
             StateUnwritableError: The brokers are unreachable.
         """
         read = self._settings.topics
-        problems = [finding for finding in self.findings() if finding.problem]
-        if any(finding.is_unreachable for finding in problems):
-            raise StateUnwritableError(f"{problems[0].name}: {problems[0].problem}", reason="broker_unavailable")
+        problems = []
+        for finding in self.findings():
+            if finding.is_unreachable:  # the others would be, too
+                raise StateUnwritableError(f"{finding.name}: {finding.problem}", reason="broker_unavailable")
+            problems += [finding] if finding.problem else []
         missing = [finding for finding in problems if finding.name in read]
         for finding in problems:
             if finding.name not in read:
@@ -153,11 +159,10 @@ class Topics:
 
     def _finding_of(self, name: str, error: KafkaError) -> Finding:
         if error.code() in UNKNOWN_TOPIC:
-            is_written = name in {self._settings.letters, self._settings.ledger}
-            advice = "create it: shipper check --online --create-topics" if is_written else "check input.kafka.topics"
-            return Finding(name, f"the topic does not exist; {advice}")
+            return Finding(name, missing_topic(is_input=name not in {self._settings.letters, self._settings.ledger}))
         why = describe_refusal(self._settings, error, required_right(self._settings, name))
-        return Finding(name, why or f"cannot be examined: {describe(error)}", is_unreachable=not why)
+        reason = self._connection_errors.describe(self._settings, error) or describe(error)
+        return Finding(name, why or f"cannot be examined: {reason}", is_unreachable=not why)
 
     def create(self) -> Iterator[Finding]:
         """Create the topics that members write, unless they exist."""

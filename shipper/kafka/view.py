@@ -34,7 +34,7 @@ from shipper.kafka.documents import (
     totals_row,
     updated_letter,
 )
-from shipper.kafka.stream import without_frame
+from shipper.kafka.stream import Headers, without_frame
 from shipper.model.records import Checkpoint, LedgerKey, Rejection, Stream, Tally
 from shipper.state.ledger import read_ledger, unpack
 from shipper.state.letters import EVERYTHING, DeadLetter, open_letters
@@ -42,8 +42,17 @@ from shipper.state.store import Store
 
 _CALL_S: Final = 15.0
 
+_KEY: Final = "shipper.key"
+
 LetterKey = tuple[int, int]  # stream and offset
 Streams = Callable[[str, str], Stream]
+
+
+class KeyAndHeaders(NamedTuple):
+    """The key of a message, or None, and its headers."""
+
+    key: bytes | None
+    headers: Headers
 
 
 class _Contents(NamedTuple):
@@ -106,6 +115,12 @@ class GroupView:
             contents.accepted[key] += row.accepted
             contents.duplicates[key] += row.duplicates
         return contents
+
+    def message_of(self, letter: DeadLetter) -> KeyAndHeaders:
+        """Return the key and the headers of the message of a dead letter, as they are stored with it."""
+        headers = self._letters[letter.stream_id, letter.start_offset].headers
+        key = next((value for name, value in headers if name == _KEY), None)
+        return KeyAndHeaders(key, [header for header in headers if not header[0].startswith("shipper.")])
 
     def delete(self, letters: Iterable[DeadLetter]) -> None:
         """Delete dead letters; their bytes remain until the brokers compact the topic."""
@@ -188,7 +203,7 @@ def _parse_letter(letter: Document) -> tuple[float, str, Rejection]:
     fields = {
         name.removeprefix("shipper."): (value or b"").decode()
         for name, value in letter.headers
-        if name.startswith("shipper.") and name != "shipper.key"
+        if name.startswith("shipper.") and name != _KEY
     }
     offset = int(fields["offset"])
     rejection = Rejection(

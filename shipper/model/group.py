@@ -74,5 +74,11 @@ class GroupState(Struct, frozen=True, kw_only=True):
         return sum(partition.lag_records for partition in self.partitions)
 
     @property
+    def delivered_until(self) -> float | None:
+        """All messages as of this time are settled in all owned partitions; None = unknown, or it owns none."""
+        times = [partition.delivered_until for partition in self.partitions]
+        return None if None in times else min((time for time in times if time is not None), default=None)
+
+    @property
     def lag_seconds(self) -> float:
         return max((partition.lag_seconds for partition in self.partitions), default=0.0)

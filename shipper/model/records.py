@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import chain
 from pathlib import PurePath
@@ -160,6 +160,14 @@ class Stream(Struct, eq=False, kw_only=True):
         end, at = self.mark
         return at if checkpoint >= end and at is not None else self.settled_until
 
+    def position_fields(self, offset: int) -> dict[str, object]:
+        """Return the position of the record at an offset, for the log."""
+        return {"offset": offset}
+
+    def explain(self, rejection: Rejection) -> str:
+        """Return why a record of this stream was rejected."""
+        return rejection.message
+
     def move_checkpoint(self, offset: int, tail: bytes) -> None:
         """Set the saved checkpoint; `tail` contains the last bytes before it."""
         self.settled_until = self.settled_until_with(offset)
@@ -167,8 +175,15 @@ class Stream(Struct, eq=False, kw_only=True):
 
 
 class ReplayStream(Stream, kw_only=True):
-    """Concatenated dead letters; `starts` contains their offsets."""
+    """
+    Concatenated dead letters.
 
+    Attributes:
+        starts: Their offsets.
+        name_letter: Returns the ID that commands show for a letter.
+    """
+
+    name_letter: Callable[[int], int | str]
     letter_ids: list[int]
     starts: list[int]
 
@@ -179,6 +194,9 @@ class ReplayStream(Stream, kw_only=True):
     def letter_at(self, offset: int) -> int:
         """Return the letter at an offset."""
         return self.letter_ids[bisect_right(self.starts, offset) - 1]
+
+    def position_fields(self, offset: int) -> dict[str, object]:
+        return {"letter": self.name_letter(self.letter_at(offset))}
 
 
 class Backlog(Struct, frozen=True, kw_only=True):

@@ -37,7 +37,6 @@ from shipper.model.records import (
     LedgerKey,
     Refusal,
     Rejection,
-    ReplayStream,
     Span,
     Stream,
     Tally,
@@ -296,7 +295,7 @@ class Settlement:
             "record_rejected",
             event_id=event.EventId,
             path=span.stream.shown_path,
-            offset=rejection.start_offset,
+            **span.stream.position_fields(rejection.start_offset),
             rule=refusal.rule,
             status=refusal.status,
         )
@@ -474,10 +473,8 @@ def _log_refused(span: Span) -> None:
     stream = span.stream
     path = stream.shown_path
     for rejection in span.rejections:
-        offset = rejection.start_offset
-        position = {"letter": stream.letter_at(offset)} if isinstance(stream, ReplayStream) else {"offset": offset}
-        rules = list(rejection.faults) or [rejection.rule]
-        log.warning("record_refused", rules=rules, path=path, **position, message=rejection.message)
+        rules, position = list(rejection.faults) or [rejection.rule], stream.position_fields(rejection.start_offset)
+        log.warning("record_refused", rules=rules, path=path, **position, message=stream.explain(rejection))
 
 
 def _ledger_key(event: SentEvent) -> LedgerKey | None:

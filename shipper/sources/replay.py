@@ -39,18 +39,26 @@ class Replay:
         letters: With its own connection; closed when all are sent.
         letter_ids: The letters to send, in order, all with their content. Letters deleted since are skipped.
         csv_delimiter: Delimiter of CSV; empty = detect it from the header.
+        name_letter: As in `ReplayStream`.
 
     Attributes:
         streams: The streams begun so far.
     """
 
     def __init__(
-        self, letters: Letters, letter_ids: Sequence[int], next_stream_id: Callable[[], int], *, csv_delimiter: str = ""
+        self,
+        letters: Letters,
+        letter_ids: Sequence[int],
+        next_stream_id: Callable[[], int],
+        *,
+        csv_delimiter: str = "",
+        name_letter: Callable[[int], int | str] = int,
     ) -> None:
         self._letters = letters
         self._letter_ids = letter_ids
         self._next_stream_id = next_stream_id
         self._csv_delimiter = csv_delimiter
+        self._name_letter = name_letter
         self.streams: list[ReplayStream] = []
         self.is_exhausted = False
 
@@ -81,6 +89,7 @@ class Replay:
                 stream_id=self._next_stream_id(),
                 kind="replay",
                 path="dead letters",
+                name_letter=self._name_letter,
                 letter_ids=[],
                 starts=[],
                 read_offset=_START_OFFSET,

@@ -139,6 +139,11 @@ class Letters:
         rows = self._fetch(f"{_COLUMNS} FROM dead_letters WHERE id = ?", (letter_id,))
         return DeadLetter(*rows[0]) if rows else None
 
+    def at(self, path: str, offset: int) -> list[int]:
+        """Return the ids of the letters of a record; there are several if a Kafka topic was recreated."""
+        rows = self._fetch("id FROM dead_letters WHERE path = ? AND start_offset = ? ORDER BY id", (path, offset))
+        return [letter_id for (letter_id,) in rows]
+
     def content(self, letter_id: int) -> Content | None:
         """Return the bytes of a letter; None if it does not exist."""
         rows = self._fetch("header, raw FROM dead_letters WHERE id = ?", (letter_id,))

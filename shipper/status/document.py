@@ -24,13 +24,14 @@ def document(snapshot: Snapshot, streams: int | None = STREAMS_SHOWN) -> dict[st
         streams: Maximum number of inputs to list; None = all.
     """
     state = snapshot.state
+    is_member = snapshot.live is not None and snapshot.live.group is not None  # whose state is that of the group
     listed = replace(state, streams=state.streams[:streams], unreachable=state.unreachable[-STREAMS_SHOWN:])
     return {
         "headline": to_builtins(headline_of(snapshot)),
         "summary": {
             "notices": notices(snapshot.live),
             "seconds_to_go": snapshot.seconds_to_go,
-            "dead_letters_kept": state.kept,
+            "dead_letters_kept": None if is_member else state.kept,
             "unreachable_bytes": snapshot.unreachable_bytes,
             "expiring": snapshot.expiring,
             "options": _options(snapshot.live),
@@ -38,7 +39,9 @@ def document(snapshot: Snapshot, streams: int | None = STREAMS_SHOWN) -> dict[st
         "process_id": snapshot.process_id,
         "troubles": snapshot.troubles,
         "live": to_builtins(snapshot.live),
-        "state": {
+        "state": None
+        if is_member
+        else {
             **to_builtins(listed),
             "stream_count": len(state.streams),
             "streams_behind": len(state.behind),

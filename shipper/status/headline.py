@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from shipper.model.group import GroupState
 from shipper.model.units import moment, several, size, span
 from shipper.status.live import Live
 from shipper.status.overview import Overview
@@ -82,6 +83,8 @@ def headline_of(snapshot: Snapshot) -> Headline:
     if live.troubles:
         return _troubled(snapshot, live)
     is_done = not live.behind and not live.pending
+    if live.group is not None:
+        return _member(snapshot, live, live.group, is_done=is_done)
     return _delivered(snapshot, live.at if is_done else None) or _delivering(snapshot, live)
 
 
@@ -125,9 +128,20 @@ def _exceptions(snapshot: Snapshot, prefix: str = ", except ") -> str:
     gone = (
         f"{size(snapshot.unreachable_bytes)} that were gone before they were read" if snapshot.unreachable_bytes else ""
     )
-    letters = several(snapshot.state.kept, "dead letter") if snapshot.state.kept else ""
+    letters = several(_kept(snapshot), "dead letter") if _kept(snapshot) else ""
+    if letters and _group(snapshot):
+        letters += " of this process"
     exceptions = " and ".join(filter(None, [gone, letters]))
     return prefix + exceptions if exceptions else ""
+
+
+def _group(snapshot: Snapshot) -> GroupState | None:
+    return snapshot.live.group if snapshot.live else None
+
+
+def _kept(snapshot: Snapshot) -> int:
+    """Return the number of stored dead letters; of a group member, of those that it has written."""
+    return snapshot.live.dead_lettered if snapshot.live and snapshot.live.group else snapshot.state.kept
 
 
 def _unaccepted(snapshot: Snapshot) -> str:
@@ -165,7 +179,7 @@ def _absent(snapshot: Snapshot) -> Headline:
 
 
 def _stopped(snapshot: Snapshot, live: Live) -> Headline:
-    kept = snapshot.state.kept
+    kept = _kept(snapshot)
     from_this_run = min(live.dead_lettered, kept)  # some may have been replayed or purged
     letters = f", with {several(from_this_run, 'dead letter')}" if from_this_run else ""
     if not letters and kept:
@@ -201,6 +215,21 @@ def _troubled(snapshot: Snapshot, live: Live) -> Headline:
     return Headline(state="warn", title=_capitalized(title), detail=detail, sub=" ".join(sentences))
 
 
+def _member(snapshot: Snapshot, live: Live, group: GroupState, *, is_done: bool) -> Headline:
+    """Return the headline of a group member, which knows the ends of its partitions only as of a query."""
+    if not group.partitions:
+        sub = "The group is moving partitions, or other members have all of them."
+        return Headline(state="busy", title="No partition is assigned to this member", sub=sub)
+    until = group.delivered_until if is_done and _is_current(live) else None
+    return _delivered(snapshot, until) or _delivering(snapshot, live)
+
+
+def _is_current(live: Live) -> bool:
+    """Return whether a group member has recently seen the ends of all its partitions, and settled up to them."""
+    until = live.group.delivered_until if live.group else None
+    return until is not None and live.at - until < _FRESH_S
+
+
 def _delivered(snapshot: Snapshot, until: float | None, subject: str = "Everything") -> Headline | None:
     """Return the headline if everything up to a time is delivered; otherwise None."""
     open_bytes = snapshot.open_line_bytes
@@ -216,25 +245,30 @@ def _delivered(snapshot: Snapshot, until: float | None, subject: str = "Everythi
         title = f"{subject} up to the last complete line is delivered"
         detail = f"{exceptions}; {size(open_bytes)} belong to an incomplete line"
         return Headline(state=state, title=title, detail=detail, is_open_line=True)
-    return Headline(state=state, title=f"{subject} written is delivered", until=until, detail=exceptions)
+    place = " to this member's partitions" if _group(snapshot) else ""
+    return Headline(state=state, title=f"{subject} written{place} is delivered", until=until, detail=exceptions)
 
 
 def _delivering(snapshot: Snapshot, live: Live) -> Headline:
     left, rate, total = live.lag_bytes, live.settled_bytes_per_second, live.total_bytes
+    is_settling, is_current = rate > 0, True
+    if live.group is not None:
+        left, rate, is_current = live.group.lag_records, live.accepted_per_second, _is_current(live)
     oldest = live.oldest_unsettled_seconds or 0.0
     sub = _waiting(live)
-    if not rate > 0 and oldest >= _NO_PROGRESS_S:
+    if not is_settling and oldest >= _NO_PROGRESS_S:
         return Headline(state="warn", title=_NO_PROGRESS, detail=f" for {span(oldest)}", sub=sub)
-    if oldest < _FRESH_S and rate > 0 and left / rate < _FRESH_S:
+    if is_current and oldest < _FRESH_S and rate > 0 and left / rate < _FRESH_S:
         exceptions = _exceptions(snapshot)
         detail = f", delivering {live.accepted_per_second:,.0f}/s{exceptions}"
         state: State = "warn" if exceptions or _unaccepted(snapshot) else "good"
         return Headline(state=state, title=_UP_TO_DATE, detail=detail, sub=sub)
+    wait = f", about {span(left / rate)} to go" if left and rate > 0 else ""
     if live.group is not None:
-        return Headline(state="busy", title="Delivering", detail=f", {live.behind or 'nothing'} behind", sub=sub)
+        behind = f", {live.behind} behind{wait}" if live.behind else ""
+        return Headline(state="busy", title="Delivering", detail=behind, sub=sub)
     percent = min(100, int(100 * live.settled_bytes / total)) if total else 100
     behind = f"{size(left)} behind" if total is None else f"{percent} % of {size(total)}"
-    wait = f", about {span(left / rate)} to go" if rate > 0 else ""
     return Headline(state="busy", title="Delivering", detail=f", {behind}{wait}", sub=sub)
 
 

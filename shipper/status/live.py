@@ -170,6 +170,7 @@ class ChartPoint(Struct, frozen=True, array_like=True):
     Attributes:
         at: Seconds since the epoch.
         latency_p50_seconds, latency_p95_seconds: Of the answers since the last point; None if there were none.
+        lag: In bytes, or in records of a group member.
     """
 
     at: float
@@ -177,7 +178,7 @@ class ChartPoint(Struct, frozen=True, array_like=True):
     latency_p50_seconds: float | None
     latency_p95_seconds: float | None
     in_flight: int
-    lag_bytes: int
+    lag: int
     is_paused: bool
 
 
@@ -205,7 +206,7 @@ class Board:
             None if is_quiet else live.latency_p50_seconds,
             None if is_quiet else live.latency_p95_seconds,
             live.in_flight,
-            live.lag_bytes,
+            live.group.lag_records if live.group else live.lag_bytes,
             bool(live.pauses),
         )
 

@@ -91,6 +91,10 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     @property
     def seconds_to_go(self) -> float | None:
         """Time until everything is settled at the current rate; None = unknown."""
+        live = self.running
+        if live is not None and live.group is not None:
+            rate = 0.0 if live.pauses else live.accepted_per_second
+            return live.group.lag_records / rate if rate > 0 else None
         return self.lag_bytes / self.bytes_per_second if self.bytes_per_second > 0 else None
 
     @property

@@ -11,7 +11,7 @@ import anyio
 from anyio.to_thread import run_sync
 
 from shipper.model.errors import StateError
-from shipper.model.units import several, size
+from shipper.model.units import several
 from shipper.status.live import Live, Phase
 
 _STATUS_INTERVAL_S: Final = 10.0
@@ -98,5 +98,5 @@ def _status(live: Live, stuck: str, letters: int | None) -> str:
     headline = headline_of(Snapshot(at=live.at, process_id=live.process_id, live=live, stuck=stuck))
     # The process counts a replayed letter as another record.
     refused = f"{live.dead_lettered:,} dead-lettered" if letters is None else f"{several(letters, 'dead letter')} kept"
-    counts = f"{live.accepted:,} accepted, {refused}, {size(live.lag_bytes)} behind."
+    counts = f"{live.accepted:,} accepted, {refused}, {live.behind or 'nothing'} behind."
     return " ".join(filter(None, [f"{headline.text(live.at)}.", headline.sub, counts])).replace("\n", " ")

@@ -297,7 +297,10 @@ def test_a_member_of_a_group_shows_partitions_instead_of_files(show: Show):
         "Last rebalance 16:08:20: 2 partitions revoked."
     )
     assert tiles(page)["Lag"].startswith("300 |")
-    assert page.text("#dead-letters") == "They are stored in a topic of the group."
+    assert tiles(page)["Dead letters"] == "0 | by this process"
+    assert tiles(page)["Time to go"] == "about 0 s | at 1,204/s"
+    assert "Since the state was created" not in page.text("#balance")
+    assert page.text("#dead-letters").startswith("They are stored in a topic of the group; list them with:")
 
 
 def test_inputs_missing_from_the_document_are_counted(show: Show):

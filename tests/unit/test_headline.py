@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from shipper.model.group import GroupState, PartitionState
 from shipper.status.headline import Headline
 from shipper.status.headline import headline_of as headline_of_snapshot
 from shipper.status.live import Live, Pause
@@ -171,3 +172,42 @@ def test_a_single_pause_is_named(count: int, why: str):
     pauses = [Pause("forbidden", "", "", NOW)] * count
     assert headline_of(replace(BEHIND, pauses=pauses)).text(NOW) == f"Paused{why}"
     assert headline_of(replace(BEHIND, pauses=pauses, phase="draining")).text(NOW) == f"Draining, but paused{why}"
+
+
+OF_MEMBER = "Everything written to this member's partitions"
+
+
+def member(live: Live, *partitions: tuple[int, float | None]) -> Live:
+    """Make a group member; a partition is its lag, and the age of the last query that found everything settled."""
+    states = [
+        PartitionState(topic="t", partition=number, lag_records=lag, delivered_until=None if age is None else NOW - age)
+        for number, (lag, age) in enumerate(partitions)
+    ]
+    return replace(live, lag_bytes=0, group=GroupState(group="g", protocol="classic", partitions=states))
+
+
+@each(
+    ("live", "state", "text"),
+    [
+        (member(LIVE, (0, 1), (0, 2)), "good", f"{OF_MEMBER} until 13:59:58Z is delivered"),
+        (
+            member(replace(LIVE, dead_lettered=2), (0, 0)),
+            "warn",
+            f"{OF_MEMBER} until 14:00:00Z is delivered, except 2 dead letters of this process",
+        ),
+        (member(LIVE, (0, 1), (0, None)), "busy", "Delivering"),
+        (member(LIVE, (0, 60)), "busy", "Delivering"),
+        (member(LIVE), "busy", "No partition is assigned to this member"),
+        (member(NEARLY_DONE, (300, 1)), "good", "Up to date, delivering 1,204/s"),
+        (member(NEARLY_DONE, (300, 20)), "busy", "Delivering, 300 records behind, about 0 s to go"),
+        (member(NEARLY_DONE, (19_000, 1)), "busy", "Delivering, 19,000 records behind, about 15 s to go"),
+        (
+            member(replace(NEARLY_DONE, accepted_per_second=0.0), (19_000, 1)),
+            "busy",
+            "Delivering, 19,000 records behind",
+        ),
+    ],
+)
+def test_a_member_is_up_to_date_only_as_of_the_last_known_ends(live: Live, state: str, text: str):
+    headline = headline_of(live)
+    assert (headline.state, headline.text(NOW)) == (state, text)

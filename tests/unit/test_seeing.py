@@ -148,9 +148,9 @@ def test_systemd_is_notified_of_readiness_liveness_reload_and_stop(manager: tupl
     clock = Clock()
     notifier = Notifier({"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "30000000"}, now=clock)
     notifier.notify(live(phase="starting"))
-    assert messages(listener) == [["WATCHDOG=1", "STATUS=Starting. 0 accepted, 0 dead-lettered, 0 B behind."]]
+    assert messages(listener) == [["WATCHDOG=1", "STATUS=Starting. 0 accepted, 0 dead-lettered, nothing behind."]]
     notifier.notify(live(accepted=1234))
-    words = "Everything written until 00:00:02Z is delivered. 1,234 accepted, 0 dead-lettered, 0 B behind."
+    words = "Everything written until 00:00:02Z is delivered. 1,234 accepted, 0 dead-lettered, nothing behind."
     assert messages(listener) == [["WATCHDOG=1", "READY=1", f"STATUS={words}"]]
     notifier.notify(live())
     assert messages(listener) == [["WATCHDOG=1"]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
@@ -20,12 +20,16 @@ from shipper.cli.common import (
     readable_state,
     say,
     several,
+    state_on_disk,
     tolerate_closed_stdout,
 )
 from shipper.cli.dead_letters.selection import (
+    OVERSIZED,
     Filters,
     empty_message,
+    find_letters,
     format_counts,
+    letter_name,
     letters_in,
     unknown_ids,
     warn_about_truncated,
@@ -34,6 +38,9 @@ from shipper.cli.writing import check_target, open_target
 from shipper.model.printable import printable
 from shipper.model.units import iso
 from shipper.state.letters import EVERYTHING, Content, DeadLetter
+
+if TYPE_CHECKING:
+    from shipper.kafka.view import KeyAndHeaders
 
 
 def show_list(
@@ -51,17 +58,18 @@ def show_list(
     Example: shipper dead-letters list --reason ip --since 2026-11-01
     """
     selection = filters.selection()
-    settings = readable_state(prepare(options))
-    with letters_in(settings) as letters:
+    settings = prepare(options)
+    is_group = settings.input.kafka is not None
+    with letters_in(readable_state(settings)) as letters:
         counts = letters.count_by_rule(selection)
         newest = letters.newest(selection, limit)
         reasons = letters.count_by_rule()
     with tolerate_closed_stdout():
         if form == "json":
             for letter in newest:
-                print_json(msgspec.json.encode(_document(letter)))
+                print_json(msgspec.json.encode(_document(letter, is_group=is_group)))
         elif counts:
-            print(_table(newest))
+            print(_table(newest, is_group=is_group))
             count = sum(counts.values())
             shown = f"{len(newest):,} of " if len(newest) < count else ""
             print(f"\n{shown}{several(count, 'dead letter')}: {format_counts(counts)}")
@@ -71,7 +79,7 @@ def show_list(
 
 
 def show(
-    ids: Annotated[list[int], typer.Argument(metavar="ID...", help="IDs, as shown by `dead-letters list`.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="IDs, as shown by `dead-letters list`.")],
     form: Annotated[Literal["text", "json"], format_option("text, or json: one object per line.")] = "text",
     *,
     options: SettingsOptions,
@@ -81,17 +89,21 @@ def show(
 
     Example: shipper dead-letters show 17
     """
-    settings = readable_state(prepare(options))
-    missing = []
-    with letters_in(settings) as letters, tolerate_closed_stdout():
-        for letter_id in ids:
+    with (
+        state_on_disk(prepare(options)) as (settings, view),
+        letters_in(settings) as letters,
+        tolerate_closed_stdout(),
+    ):
+        found, missing = find_letters(letters, ids, is_group=view is not None)
+        for letter_id in found:
             letter, content = letters.get(letter_id), letters.content(letter_id)
-            if letter is None or content is None:
-                missing.append(letter_id)
-            elif form == "json":
-                print_json(msgspec.json.encode(_document(letter, content)))
+            if letter is None or content is None:  # deleted since
+                continue
+            message = None if view is None else view.message_of(letter)
+            if form == "json":
+                print_json(msgspec.json.encode(_document(letter, content, message, is_group=view is not None)))
             else:
-                print(_details(letter, content))
+                print(_details(letter, content, message))
         sys.stdout.flush()
         if missing:
             raise unknown_ids(missing, letters.ids(EVERYTHING))
@@ -139,9 +151,15 @@ def _common_header(headers: dict[bytes, str]) -> bytes:
     return header if not header or header.endswith(b"\n") else header + b"\n"
 
 
-def _document(letter: DeadLetter, content: Content | None = None) -> dict[str, object]:
+def _document(
+    letter: DeadLetter, content: Content | None = None, message: KeyAndHeaders | None = None, *, is_group: bool
+) -> dict[str, object]:
     """Return a letter as a JSON document; unlike in `export`, bytes that are not UTF-8 are escaped."""
-    document = msgspec.structs.asdict(letter) | {"first_at": iso(letter.first_at), "last_at": iso(letter.last_at)}
+    document = msgspec.structs.asdict(letter) | {"id": letter_name(letter, is_group=is_group)}
+    document |= {"first_at": iso(letter.first_at), "last_at": iso(letter.last_at)}
+    if message is not None:
+        key, headers = message
+        document |= {"key": key and _text(key), "headers": [(name, value and _text(value)) for name, value in headers]}
     if content is not None:
         header, record = map(_text, content)
         document |= {"header": header, "record": record or None}
@@ -152,17 +170,20 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "backslashreplace")
 
 
-def _table(letters: list[DeadLetter]) -> str:
-    rows = [["id", "time", "rule", "file:offset", "EventId", "message"]]
+def _table(letters: list[DeadLetter], *, is_group: bool) -> str:
+    position = [] if is_group else ["file:offset"]  # that of a message is its ID
+    rows = [["id", "time", "rule", *position, "EventId", "message"]]
     for letter in letters:
-        position = f"{letter.path}:{letter.start_offset}"
-        row = [str(letter.id), iso(letter.first_at), letter.rule, position, letter.event_id or "-", letter.message]
-        rows.append([printable(cell) for cell in row])
+        row = [str(letter_name(letter, is_group=is_group)), iso(letter.first_at), letter.rule]
+        row += [] if is_group else [f"{letter.path}:{letter.start_offset}"]
+        rows.append([printable(cell) for cell in (*row, letter.event_id or "-", letter.message)])
     return in_columns(rows)
 
 
-def _details(letter: DeadLetter, content: Content) -> str:
+def _details(letter: DeadLetter, content: Content, message: KeyAndHeaders | None) -> str:
+    is_group = message is not None
     position = f"bytes {letter.start_offset} to {letter.end_offset}, stream {letter.stream_id}"
+    key, headers = message or (None, ())
     size = several(len(content.raw), "byte")
     if letter.whole_bytes:
         size = f"truncated: the first {len(content.raw):,} of {letter.whole_bytes:,} bytes; it cannot be sent"
@@ -172,15 +193,19 @@ def _details(letter: DeadLetter, content: Content) -> str:
         "attempts": str(letter.attempts),
         "first refused": iso(letter.first_at),
         "last refused": iso(letter.last_at),
-        "input": f"{printable(letter.path)}, {position}",
+        "input": f"{printable(letter.path)}, {f'offset {letter.start_offset}' if is_group else position}",
+        "key": "" if key is None else _text(key),
+        "headers": "\n".join(f"{name}: {'' if value is None else _text(value)}" for name, value in headers),
         "EventId": letter.event_id or "unknown",
         "ConsumerID": letter.consumer_id or "unknown",
         "header": _text(content.header),
         "record": size,
     }
-    lines = [f"dead letter {letter.id}"]
+    lines = [f"dead letter {printable(str(letter_name(letter, is_group=is_group)))}"]
     for name, value in fields.items():
         if value:  # indent further lines, so that none looks like a field
             lines.append(f"  {name + ':':<14} {plain(value)}".replace("\n", f"\n{'':17}"))
-    record = plain(_text(content.raw)) or "(not stored: the record is too long; its position is above)"
+    record = plain(_text(content.raw)) or f"({letter.message})"
+    if letter.rule == OVERSIZED and not content.raw:
+        record = "(not stored: the record is too long; its position is above)"
     return "\n".join([*lines, record, ""])

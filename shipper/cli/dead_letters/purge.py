@@ -12,7 +12,15 @@ import typer
 from shipper.cli.commands import flag, option
 from shipper.cli.common import SettingsOptions, confirm, prepare, say, several, state_on_disk
 from shipper.cli.control import connect_to_running, send_request
-from shipper.cli.dead_letters.selection import Filters, empty_message, format_counts, letters_in, unknown_ids
+from shipper.cli.dead_letters.selection import (
+    Filters,
+    empty_message,
+    find_letters,
+    format_counts,
+    group_names,
+    letters_in,
+    unknown_ids,
+)
 from shipper.config.settings import KafkaSettings, Settings
 from shipper.model.errors import DeliveryGaveUpError, StateInUseError
 from shipper.state.letters import EVERYTHING, Selection
@@ -23,7 +31,7 @@ _UNFINISHED = 4  # exit code
 
 def purge(
     ids: Annotated[
-        list[int] | None, typer.Argument(metavar="[ID]...", help="Only these IDs, as shown by `dead-letters list`.")
+        list[str] | None, typer.Argument(metavar="[ID]...", help="Only these IDs, as shown by `dead-letters list`.")
     ] = None,
     *,
     filters: Filters,
@@ -55,7 +63,7 @@ def purge(
     if consumer_id is not None:
         _erase(prepare(options), _parse_number(consumer_id), yes=yes)
     elif ids or has_filter or everything:
-        _purge(prepare(options), selection, sorted(set(ids or ())), yes=yes)
+        _purge(prepare(options), selection, list(dict.fromkeys(ids or ())), yes=yes)
     else:
         raise typer.BadParameter("select dead letters, for example with --older-than 90, or use --all")
 
@@ -66,33 +74,31 @@ def _parse_number(text: str) -> str:
     return str(int(text))
 
 
-def _purge(settings: Settings, selection: Selection, chosen: list[int], *, yes: bool) -> None:
+def _purge(settings: Settings, selection: Selection, chosen: list[str], *, yes: bool) -> None:
     from shipper.state.store import Store
 
-    kafka = settings.input.kafka
-    if kafka is not None and chosen:
-        raise typer.BadParameter(
-            "a consumer group's dead letters get new IDs in each command; select them with filters"
-        )
     with state_on_disk(settings) as (on_disk, view):
         with letters_in(on_disk) as letters:
             ids = letters.ids(selection)
-            if missing := sorted(set(chosen).difference(ids)):
-                raise unknown_ids(missing, ids)
+            if chosen:
+                found, missing = find_letters(letters, chosen, is_group=view is not None)
+                if missing:
+                    raise unknown_ids(missing, ids)
+                ids = sorted(set(found))
             counts = letters.count_by_rule(selection)
-            group_letters = letters.newest(selection, sys.maxsize) if view else []
+            group_letters = {letter.id: letter for letter in letters.newest(selection, sys.maxsize)} if view else {}
         if not ids:
             say(empty_message(selection))
             return
         rules = "" if chosen else f" ({format_counts(counts)})"
-        count = len(chosen or ids)
+        count = len(ids)
         confirm(f"permanently delete {several(count, 'dead letter')}{rules}?", yes=yes)
         if view is not None:
-            view.delete(group_letters)
+            view.delete(group_letters[letter_id] for letter_id in ids)
         else:
             with closing(Store(on_disk.state.directory)) as store:
-                count = store.purge(chosen or ids)
-    say(f"{several(count, 'dead letter')} deleted{_compaction_note(kafka)}")
+                count = store.purge(ids)
+    say(f"{several(count, 'dead letter')} deleted{_compaction_note(settings.input.kafka)}")
 
 
 def _compaction_note(kafka: KafkaSettings | None) -> str:
@@ -168,15 +174,14 @@ def _erase_in_brokers(settings: Settings, kafka: KafkaSettings, consumer_id: str
         assert view is not None
         with closing(Store(on_disk.state.directory)) as store:
             by_id = {letter.id: letter for letter in store.letters.newest(EVERYTHING, sys.maxsize)}
-            names = {letter.id: f"{letter.path}, offset {letter.start_offset}" for letter in by_id.values()}
-            data = Erasure(on_disk, store, consumer_id, names.__getitem__).find()
+            data = Erasure(on_disk, store, consumer_id, group_names(store.letters).__getitem__).find()
         letters = several(len(data.letters), "dead letter")
         if data.letters:
             confirm(f"erase consumer {consumer_id}: {letters}?", yes=yes)
             view.delete(by_id[letter_id] for letter_id in data.letters)
     say(f"consumer {consumer_id}: {letters} erased{_compaction_note(kafka) if data.letters else ''}")
     if data.doubtful:
-        advice = "to look at them: shipper dead-letters list; to delete them: shipper dead-letters purge, with filters"
+        advice = "to look at them: shipper dead-letters show ID; to delete them: shipper dead-letters purge ID"
         _report_doubtful(data.doubtful, advice)
 
 

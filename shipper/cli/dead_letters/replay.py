@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from socket import socket
 from typing import TYPE_CHECKING, Annotated
 from uuid import uuid4
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 from shipper.cli.commands import flag, option
 from shipper.cli.common import RATE_KEY, RateOption, SettingsOptions, prepare, readable_state, several, state_on_disk
 from shipper.cli.control import connect_to_running, send_request
-from shipper.cli.dead_letters.selection import Filters, letters_in, warn_about_truncated
+from shipper.cli.dead_letters.selection import Filters, group_names, letters_in, warn_about_truncated
 from shipper.cli.shipping import SummaryForm, SummaryOption, print_summary, ship
 from shipper.config.settings import Settings, require_endpoint
 from shipper.model.errors import StateInUseError
@@ -53,11 +54,13 @@ def replay(
     selection = filters.selection()
     settings = prepare(options, needs=None if dry_run else "intake", flags={RATE_KEY: rate})
     if dry_run:
-        raise typer.Exit(_dry_run(readable_state(settings), selection, limit))
+        is_group = settings.input.kafka is not None
+        raise typer.Exit(_dry_run(readable_state(settings), selection, limit, is_group=is_group))
     with state_on_disk(settings) as (on_disk, view):
         if view is not None:  # replay a copy, and write changes back to the brokers
             view.begin_replay(settings.input.max_record_bytes)
-            code = _ship(on_disk, selection, limit, summary)
+            assert settings.input.kafka is not None
+            code = _ship(on_disk, selection, limit, summary, settings.input.kafka.letters)
             view.write_back(f"replay-{uuid4()}")
         else:
             try:
@@ -71,15 +74,21 @@ def replay(
     raise typer.Exit(code or (3 if has_truncated else 0))
 
 
-def _ship(settings: Settings, selection: Selection, limit: int | None, form: SummaryForm) -> int:
+def _ship(settings: Settings, selection: Selection, limit: int | None, form: SummaryForm, topic: str = "") -> int:
     def source(state: OpenState) -> Source:
         from shipper.sources.replay import Replay
 
         ids = state.store.letters.ids(replace(selection, is_whole=True), limit)
         letters = open_letters(settings.state.directory)
-        return Replay(letters, ids, state.next_stream_id, csv_delimiter=settings.input.csv_delimiter)
+        return Replay(
+            letters,
+            ids,
+            state.next_stream_id,
+            csv_delimiter=settings.input.csv_delimiter,
+            name_letter=group_names(letters).__getitem__ if topic else int,
+        )
 
-    return ship("dead-letters replay", settings, source, form=form)
+    return ship("dead-letters replay", settings, source, form=form, topic=topic)
 
 
 def _request_replay(
@@ -106,10 +115,11 @@ def _request_replay(
     return code
 
 
-def _dry_run(settings: Settings, selection: Selection, limit: int | None) -> int:
+def _dry_run(settings: Settings, selection: Selection, limit: int | None, *, is_group: bool) -> int:
     """Validate the letters without sending them; return the exit code."""
     with letters_in(settings) as letters:
-        valid, failed = _validate(settings, letters, letters.ids(replace(selection, is_whole=True), limit))
+        ids = letters.ids(replace(selection, is_whole=True), limit)
+        valid, failed = _validate(settings, letters, ids, group_names(letters).__getitem__ if is_group else int)
         has_truncated = warn_about_truncated(letters, selection)
     count = sum(map(len, failed.values()))
     print(f"{several(valid, 'dead letter')} would be sent, {count:,} would fail again")
@@ -121,7 +131,9 @@ def _dry_run(settings: Settings, selection: Selection, limit: int | None) -> int
     return 3 if failed or has_truncated else 0
 
 
-def _validate(settings: Settings, letters: Letters, ids: list[int]) -> tuple[int, dict[str, list[str]]]:
+def _validate(
+    settings: Settings, letters: Letters, ids: list[int], name_letter: Callable[[int], int | str]
+) -> tuple[int, dict[str, list[str]]]:
     """Run letters through the codec; return the number of valid ones, and messages for the others by rule."""
     from shipper.codec import Codec, latest_timestamp
     from shipper.model.records import ReplayStream
@@ -137,6 +149,7 @@ def _validate(settings: Settings, letters: Letters, ids: list[int]) -> tuple[int
         for encoded in codec.encode_all(chunk, room_bytes=settings.batch.max_bytes, latest=latest):
             valid += encoded.span.unsettled
             for rejection in encoded.span.rejections:
-                message = f"dead letter {chunk.stream.letter_at(rejection.start_offset)}: {rejection.message}"
+                letter = name_letter(chunk.stream.letter_at(rejection.start_offset))
+                message = f"dead letter {letter}: {rejection.message}"
                 failed.setdefault(rejection.rule, []).append(message)
     return valid, failed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
@@ -15,8 +17,10 @@ from shipper.cli.commands import option
 from shipper.cli.common import parse_time, say, several
 from shipper.config.settings import Settings
 from shipper.model.records import DeliveryClass
-from shipper.state.letters import EVERYTHING, Letters, Selection, open_letters
+from shipper.state.letters import EVERYTHING, DeadLetter, Letters, Selection, open_letters
 
+OVERSIZED = "oversized"
+"""The rule of letters without the whole record, except those of empty Kafka messages."""
 _DAY_S = 86_400.0
 
 
@@ -57,13 +61,45 @@ def empty_message(selection: Selection, reasons: Collection[str] = ()) -> str:
     return f"no dead letters match{f'; did you mean --reason {similar[0]}?' if similar else ''}"
 
 
-def unknown_ids(ids: Sequence[int], existing: Sequence[int]) -> typer.BadParameter:
-    """Return the error for unknown IDs; it names the nearest existing ones."""
-    nearest = sorted({min(existing, key=lambda other: abs(other - one)) for one in ids}) if existing else []
-    others = (
-        f"; nearest: {', '.join(map(str, nearest))}; all: shipper dead-letters list" if nearest else "; there are none"
-    )
-    return typer.BadParameter(f"no dead letter {', '.join(map(str, ids))}{others}")
+def letter_name(letter: DeadLetter, *, is_group: bool) -> int | str:
+    """Return the ID of a letter for commands. The numbers of a group's letters are those of one copy."""
+    return f"{letter.path}:{letter.start_offset}" if is_group else letter.id
+
+
+def group_names(letters: Letters) -> dict[int, str]:
+    """Return the IDs of all letters of a group, for commands, by the id in its temporary copy."""
+    return {letter.id: str(letter_name(letter, is_group=True)) for letter in letters.newest(EVERYTHING, sys.maxsize)}
+
+
+def find_letters(letters: Letters, names: Sequence[str], *, is_group: bool) -> tuple[list[int], list[str]]:
+    """
+    Find letters by the IDs that `letter_name` returns.
+
+    Returns:
+        The ids of the letters, and the IDs that do not exist.
+    Raises:
+        typer.BadParameter: An ID is malformed.
+    """
+    found: list[int] = []
+    missing = []
+    for name in names:
+        path, _, number = name.rpartition(":")
+        if not re.fullmatch(r"[0-9]{1,18}", number) or bool(path) != is_group:
+            form = "TOPIC/PARTITION:OFFSET" if is_group else "a number"
+            raise typer.BadParameter(f"{name!r} is not an ID as shown by `shipper dead-letters list`: {form}")
+        ids = letters.at(path, int(number)) if is_group else [int(number)] if letters.get(int(number)) else []
+        found += ids
+        missing += [] if ids else [name]
+    return found, missing
+
+
+def unknown_ids(names: Sequence[str], existing: Sequence[int]) -> typer.BadParameter:
+    """Return the error for unknown IDs; it names the nearest existing ones if they are numbers."""
+    numbers = [int(name) for name in names if name.isdecimal()]
+    nearest = sorted({min(existing, key=lambda other: abs(other - one)) for one in numbers}) if existing else []
+    near = f"; nearest: {', '.join(map(str, nearest))}" if nearest else ""
+    others = f"{near}; all: shipper dead-letters list" if existing else "; there are none"
+    return typer.BadParameter(f"no dead letter {', '.join(names)}{others}")
 
 
 def format_counts(counts: Mapping[str, int]) -> str:
@@ -73,11 +109,16 @@ def format_counts(counts: Mapping[str, int]) -> str:
 
 def warn_about_truncated(letters: Letters, selection: Selection) -> bool:
     """Print the number of selected letters without the whole record; return whether there are any."""
-    count = sum(letters.count_by_rule(replace(selection, is_whole=False)).values())
-    if count:
+    counts = letters.count_by_rule(replace(selection, is_whole=False))
+    if count := counts.pop(OVERSIZED, 0):
         say(
             f"{several(count, 'dead letter was', 'dead letters were')} too long to be stored completely: only the "
             "beginning of the record or its position is known, so it cannot be sent or exported; see: list --reason "
-            "oversized"
+            f"{OVERSIZED}"
         )
-    return count > 0
+    if empty := sum(counts.values()):
+        say(
+            f"{several(empty, 'dead letter is', 'dead letters are')} of a message that is empty or has no value, so "
+            "there is nothing to send or export"
+        )
+    return bool(count or empty)

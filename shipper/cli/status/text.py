@@ -285,18 +285,30 @@ def _unmatched_lines(snapshot: Snapshot) -> list[str]:
 def group_lines(snapshot: GroupStatus) -> list[str]:
     """Return whether everything up to the requested time is settled, and the progress of every partition."""
     lines = []
+    letters = f", except {several(snapshot.dead_letters, 'dead letter')}" if snapshot.dead_letters else ""
+    if snapshot.dead_letters is None:
+        letters = ", except dead letters, whose number is unknown"
     if snapshot.until is not None and snapshot.is_delivered:
-        lines.append(f"yes: everything written up to {iso(snapshot.until)} is delivered")
+        lines.append(f"yes: everything written up to {iso(snapshot.until)} is delivered{letters}")
     elif snapshot.until is not None:
         late = f"; open: {', '.join(snapshot.late)}" if snapshot.late else ""
         lines.append(f"no: cannot confirm that everything written up to {iso(snapshot.until)} is settled{late}")
+    orphans = sum(f"{item.topic}/{item.partition}" not in snapshot.owners for item in snapshot.partitions)
+    without = f" ({orphans:,} without a member)" if orphans else ""
     lines.append(
         f"group {snapshot.group}: {snapshot.state}, {several(snapshot.members, 'member')}, "
-        f"{several(len(snapshot.partitions), 'partition')}, {several(snapshot.lag_records, 'record')} behind"
+        f"{several(len(snapshot.partitions), 'partition')}{without}, {several(snapshot.lag_records, 'record')} behind"
     )
-    rows = [["Partition", "Settled to", "End", "Lag", "Delivered until"]]
+    if snapshot.dead_letters is None:
+        lines.append(snapshot.problem)
+    else:
+        how = "; list them with: shipper dead-letters list" if snapshot.dead_letters else ""
+        lines.append(f"dead letters: {snapshot.dead_letters:,} kept{how}")
+    rows = [["Partition", "Settled to", "End", "Lag", "Delivered until", "Member"]]
     for item in snapshot.partitions:
         settled = "none" if item.offset is None else f"{item.offset:,}"
         until = "not known" if item.delivered_until is None else iso(item.delivered_until)
-        rows.append([f"{item.topic}/{item.partition}", settled, f"{item.end or 0:,}", f"{item.lag_records:,}", until])
+        name = f"{item.topic}/{item.partition}"
+        owner = snapshot.owners.get(name, "none")
+        rows.append([name, settled, f"{item.end or 0:,}", f"{item.lag_records:,}", until, owner])
     return [*lines, "", in_columns(rows), *(item.message for item in snapshot.partitions if item.message)]

@@ -50,6 +50,7 @@ def test_the_commands_show_dead_letters_and_ledger_of_a_group_like_those_of_a_di
     replayed = run(*replay, settings={"records.assume_timezone": "UTC"}, check=False)
     assert (replayed.returncode, replayed.summary and replayed.summary["accepted"]) == (3, 3), replayed
     service.assert_holds_exactly(sample.ids[:504])
+    assert "1 dead letter is of a message that is empty or has no value" in replayed.stderr
     (left,) = run("dead-letters", "list", "--format", "json", check=False).stdout.splitlines()
     assert json.loads(left)["rule"] == "json"
     ledger = run("ledger", "--format", "json", check=False)
@@ -58,8 +59,8 @@ def test_the_commands_show_dead_letters_and_ledger_of_a_group_like_those_of_a_di
     assert counts["read"] == counts["accepted"] + counts["dead_lettered"] + counts["duplicates"]
     assert (counts["accepted"], counts["rows_accepted"], counts["dead_lettered"]) == (504, 504, 1)
     refused = run("dead-letters", "purge", "1", "--yes", check=False)
-    assert (refused.returncode, "get new IDs in each command" in refused.stderr) == (2, True), refused
-    purged = run("dead-letters", "purge", "--reason", "json", "--yes", check=False)
+    assert (refused.returncode, "TOPIC/PARTITION:OFFSET" in refused.stderr) == (2, True), refused
+    purged = run("dead-letters", "purge", json.loads(left)["id"], "--yes", check=False)
     assert (purged.returncode, "1 dead letter deleted" in purged.stderr) == (0, True), purged
     left = run("dead-letters", "list", "--format", "json", check=False).stdout.splitlines()
     assert left == []
@@ -79,7 +80,7 @@ def test_a_consumer_is_erased_from_the_letters_of_a_group(
     purged = group.shipper.run(*purge, check=False)
     assert purged.returncode == 4, purged
     assert "consumer 4711: 2 dead letters erased" in purged.stderr
-    assert f"{group.topic}/1, offset 3" in purged.stderr
+    assert f"  {group.topic}/1:3\n" in purged.stderr
     assert running.stop().returncode == 0
     assert {each.value for each in broker.table(group.letters).values()} == {other, doubtful}
 
@@ -103,6 +104,41 @@ def test_a_replay_reads_a_message_like_a_member(group: Group, broker: Broker, se
     assert b"schema 42" in left.headers["shipper.message"]
     counts = sums(broker.table(group.ledger))
     assert (counts["read"], counts["accepted"], counts["dead_lettered"]) == (2, 1, 1)
+
+
+def test_the_ids_of_dead_letters_are_the_positions_of_messages(
+    group: Group, broker: Broker, service: Service, sample: Sample
+):
+    bad = [b"first", None, b"", changed(sample.lines[0], Timestamp="2026-01-15 10:00:00").rstrip(b"\n")]
+    broker.produce(group.topic, bad, keys=[b"one"] * 4, headers={"a": b"b"})
+    running = group.member()
+    running.wait_until(group.is_settled, "the group is at the end")
+    assert running.stop().returncode == 0
+    (number,) = (partition for partition, end in broker.ends(group.topic).items() if end)
+    run, ids = group.shipper.run, [f"{group.topic}/{number}:{offset}" for offset in range(4)]
+    lines = run("dead-letters", "list", check=False).stdout.splitlines()
+    assert lines[0].split() == ["id", "time", "rule", "EventId", "message"]
+    assert sorted(line.split()[0] for line in lines[1:5]) == ids
+    shown = run("dead-letters", "show", ids[1], ids[0], ids[2], check=False).stdout
+    assert shown.count("dead letter ") == 3
+    assert f"input:         {group.topic}/{number}, offset 0\n  key:           one\n  headers:       a: b\n" in shown
+    assert "\n(the message has no value (a tombstone))\n" in shown
+    assert "\n(the message is empty)\n" in shown
+    document = json.loads(run("dead-letters", "show", ids[3], "--format", "json", check=False).stdout)
+    assert (document["id"], document["key"], document["headers"]) == (ids[3], "one", [["a", "b"]])
+    tried = run("dead-letters", "replay", "--dry-run", check=False)
+    assert f"dead letter {ids[0]}: " in tried.stdout, tried
+    replayed = run("dead-letters", "replay", check=False)
+    assert f'"letter":"{ids[0]}"' in replayed.stderr, replayed
+    assert f"stored as dead letters in the topic {group.letters}: " in replayed.stderr
+    assert "shipper-view" not in replayed.stderr
+    purged = run("dead-letters", "purge", ids[0], f"{group.topic}/{number}:9", "--yes", check=False)
+    assert (purged.returncode, f"no dead letter {group.topic}/{number}:9; all: " in purged.stderr) == (2, True), purged
+    purged = run("dead-letters", "purge", ids[0], ids[3], "--yes", check=False)
+    assert (purged.returncode, "2 dead letters deleted" in purged.stderr) == (0, True), purged
+    assert sorted(key.rpartition("/")[2] for key in broker.table(group.letters)) == ["1", "2"]
+    counts = sums(broker.table(group.ledger))
+    assert (counts["read"], counts["accepted"], counts["dead_lettered"]) == (4, 0, 4)
 
 
 def test_the_later_of_two_replays_takes_over(group: Group, broker: Broker, fake: FakeService, sample: Sample):

@@ -68,7 +68,12 @@ def test_each_bad_message_is_one_letter_byte_for_byte(group: Group, broker: Brok
     rules = [each.headers["shipper.rule"].decode() for each in letters]
     assert [rules[0], rules[5]] == ["json", "country"]
     assert letters[3].headers["shipper.tombstone"] == b"true"
-    assert b"schema 7" in letters[6].headers["shipper.message"]
+    messages = [each.headers["shipper.message"].decode() for each in letters]
+    assert messages[1:4] == ["the message is empty", "the message is blank", "the message has no value (a tombstone)"]
+    assert "schema 7" in messages[6]
+    logged = [each for each in map(json.loads, running.stderr.splitlines()) if each["event"] == "record_refused"]
+    assert [(each["path"], each["offset"]) for each in logged] == [(f"{group.topic}/1", 10 + n) for n in range(8)]
+    assert [each["message"] for each in logged] == messages
     counts = sums(broker.table(group.ledger))
     assert (counts["read"], counts["accepted"], counts["dead_lettered"]) == (20, 12, 8)
 

@@ -1,4 +1,5 @@
-// Four charts with the same time axis. A sample is [at, accepted per second, p50, p95, in flight, lag bytes, is paused].
+// Four charts with the same time axis. A sample is [at, accepted per second, p50, p95, in flight, lag, is paused].
+// The lag is in bytes, or in records of a group member.
 
 const SPANS = [[300, 60], [900, 180], [1800, 300]]; // seconds of the axis, and between its ticks
 const LONGEST_SECONDS = 1800;

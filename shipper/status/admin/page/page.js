@@ -93,6 +93,7 @@ function sections(live, state, report, summary, isOpenLine, now) {
   streams(live, state, now);
   deadLetters(live, state, summary, now);
   expiries(live, report, list(summary.expiring), now);
+  Object.assign(CHARTS[CHARTS.length - 1], live.group ? { unit: short, least: 9 } : { unit: bytes, least: 900 });
   drawCharts(now);
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
   const utc = zone === "UTC" ? "" : "; hover over a time to see it in UTC";

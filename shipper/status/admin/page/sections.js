@@ -10,7 +10,10 @@ function tiles(live, state, summary, isOpenLine) {
   const inFlight = [count(live.in_flight), el("small", {}, ` of ${count(live.concurrency_limit)}`)];
   const spoolLeft = fields(state.spool).lag_bytes ?? 0;
   const spooled = `of standard input, ${bytes(spoolLeft)} to go`;
-  const refused = `${count(live.dead_lettered)} by this process; ${bytes(state.dead_letter_bytes ?? 0)} kept`;
+  const refusals = live.group ? live.dead_lettered : kept;
+  const refused = live.group ? "by this process" : `${count(live.dead_lettered)} by this process; ${bytes(state.dead_letter_bytes ?? 0)} kept`;
+  const scope = live.group ? "those of the group are in a topic" : "dead letters are all that are stored";
+  fill("counted", `Counts are for this process since its start; ${scope}.`);
   const unread = list(live.unreadable).length && live.lag_bytes ? "of files that cannot be read" : "no records waiting";
   const nothing = isOpenLine ? "an incomplete line" : unread;
   const wait = isNumber(oldest) ? `oldest record waits for ${duration(oldest)}` : nothing;
@@ -18,7 +21,7 @@ function tiles(live, state, summary, isOpenLine) {
     "tiles",
     tile("Accepted", count(live.accepted), rate(live.accepted_per_second)),
     tile("Pending", count(live.pending), "read but not settled"),
-    tile("Dead letters", kept ? el("a", { href: "#letters" }, count(kept)) : "0", refused, kept ? "warn" : ""),
+    tile("Dead letters", refusals ? el("a", { href: "#letters" }, count(refusals)) : "0", refused, refusals ? "warn" : ""),
     tile("Duplicates", count(live.duplicates), "accepted before, not sent again"),
     tile("Lag", live.group ? count(groupLag(live)) : bytes(live.lag_bytes), wait),
     tile("Time to go", ...timeToGo(live, summary.seconds_to_go, isOpenLine)),
@@ -35,11 +38,10 @@ function groupLag(live) {
 
 function timeToGo(live, seconds, isOpenLine) {
   if (list(live.pauses).length) return [NONE, "while paused"];
-  if (live.group && groupLag(live)) return [NONE, "records in this member's partitions"];
-  if (!live.lag_bytes) return ["none", "no lag"];
+  if (!(live.group ? groupLag(live) : live.lag_bytes)) return ["none", "no lag"];
   if (isOpenLine) return ["none", "until the line is complete"];
   if (!isNumber(seconds)) return ["unknown", "nothing is settled at the moment"];
-  return [`about ${duration(seconds)}`, `at ${bytes(live.settled_bytes_per_second)}/s`];
+  return [`about ${duration(seconds)}`, `at ${live.group ? rate(live.accepted_per_second) : `${bytes(live.settled_bytes_per_second)}/s`}`];
 }
 
 /** Build a key figure; `flag` is a state to draw attention to, empty for none. */
@@ -193,7 +195,7 @@ function table(heads, rows) {
 }
 
 function deadLetters(live, state, summary, now) {
-  if (live.group) return fill("dead-letters", el("p", { class: "sub" }, "They are stored in a topic of the group."));
+  if (live.group) return fill("dead-letters", el("p", { class: "sub" }, "They are stored in a topic of the group; list them with: ", el("code", {}, "shipper dead-letters list")));
   const command = (id) => `shipper dead-letters show ${visible(id)} ${visible(summary.options)}`.trim();
   const rules = Object.entries(fields(state.dead_letters)).filter(([, value]) => isNumber(value));
   const newest = list(state.newest_dead_letters).map(fields);

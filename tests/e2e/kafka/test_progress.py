@@ -1,0 +1,105 @@
+"""What `shipper status` and the status page say about the progress of a group."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Running, Service, Shipper
+from tests.e2e.kafka.broker import Broker, sums
+from tests.e2e.kafka.conftest import Group
+from tests.e2e.kafka.test_member import partitions, values
+from tests.e2e.operated import Admin
+
+DONE = "Everything written to this member's partitions is delivered"
+
+
+def headline(running: Running) -> tuple[str, str]:
+    shown = Admin(running).status()["headline"]
+    return shown["title"], shown["detail"]
+
+
+def test_dead_letters_are_the_exception_to_everything_is_delivered(
+    group: Group, broker: Broker, service: Service, shipper: Shipper, sample: Sample
+):
+    broker.produce(group.topic, [*values(sample, 0, 10), b"bad", b"worse"])
+    running = group.member()
+    running.wait_until(
+        lambda: headline(running) == (DONE, ", except 2 dead letters of this process"), "the page has the exception"
+    )
+    until = "2026-01-01"
+    answer = shipper.run("status", "--until", until, check=False)
+    assert answer.returncode == 0, answer.stdout
+    assert "is delivered, except 2 dead letters\n" in answer.stdout
+    assert json.loads(shipper.run("status", "--json", check=False).stdout)["dead_letters"] == 2
+    assert running.stop().returncode == 0
+    assert shipper.run("dead-letters", "purge", "--all", "--yes", check=False).returncode == 0
+    answer = shipper.run("status", "--until", until, check=False)
+    assert answer.stdout.splitlines()[0].endswith(" is delivered")
+    counts = sums(broker.table(group.ledger))
+    assert (counts["read"], counts["accepted"], counts["dead_lettered"]) == (12, 10, 2)
+
+
+def test_nothing_is_up_to_date_while_a_topic_is_behind(group: Group, broker: Broker, service: Service, sample: Sample):
+    running = group.member({"delivery.rate_limit_events_per_second": 200, "batch.max_events": 20})
+    running.wait_until(lambda: len(partitions(running)) == 2, "it has both partitions")
+    running.wait_until(lambda: headline(running)[0] == DONE, "the empty topic is delivered")
+    broker.produce(group.topic, values(sample, 0, 5000))
+    time.sleep(3)  # an end is queried once a second, and a snapshot taken
+    seen = [headline(running) for _ in range(10) if not time.sleep(0.5)]
+    assert {title for title, _ in seen} == {"Delivering"}, seen
+    assert all("records behind, about" in detail for _, detail in seen), seen
+    live = Admin(running).status()
+    assert live["state"] is live["summary"]["dead_letters_kept"] is None
+    assert 0 < live["summary"]["seconds_to_go"] < 60
+    assert all(each["offset"] <= each["end"] for each in partitions(running))
+    assert Admin(running).get("/history").json()[-1][5] > 1000
+    running.stop()
+
+
+def test_status_names_the_member_of_each_partition(group: Group, shipper: Shipper):
+    def owners() -> list[str]:
+        lines = shipper.run("status", check=False).stdout.splitlines()
+        return [line.split(maxsplit=5)[-1] for line in lines if line.startswith(f"{group.topic}/")]
+
+    assert owners() == ["none", "none"]
+    assert "2 partitions (2 without a member)" in shipper.run("status", check=False).stdout
+    first = group.member({"input.kafka.group_instance_id": "one"})
+    second = group.member({"input.kafka.group_instance_id": "two"})
+    for running in (first, second):
+        running.wait_until(lambda running=running: len(partitions(running)) == 1, "it has one partition")
+    assert sorted(owners()) == ["one at 127.0.0.1", "two at 127.0.0.1"]
+    assert {first.stop().returncode, second.stop().returncode} == {0}
+
+
+def test_missing_topics_are_named_with_what_to_do(broker: Broker, shipper: Shipper, service: Service):
+    group = Group(broker, shipper)
+    seen = shipper.run("status", check=False)
+    assert seen.returncode == 0, seen.stderr
+    assert f"topic {group.letters}: the topic does not exist; create it: shipper check --online" in seen.stdout
+    group.topic += ".missing"
+    group.write()
+    seen = shipper.run("status", check=False)
+    assert seen.returncode == 2
+    assert f"topic {group.topic}: the topic does not exist; shipper does not create topics that it reads" in seen.stderr
+    checked = shipper.run("check", "--online", "--create-topics", check=False)
+    assert "the topic does not exist; shipper does not create topics that it reads" in checked.stdout
+
+
+def test_brokers_that_do_not_answer_are_named_with_the_setting_to_check(group: Group, broker: Broker, shipper: Shipper):
+    limits = {f"shipper.kafka.{name}": 1.5 for name in ("offsets._CALL_S", "documents._READ_S", "topics._CALL_S")}
+    shipper.shortened = shipper.shortened | limits
+    commands = (["check", "--online"], ["status"], ["dead-letters", "list"], ["run"])
+    group.security = ""
+    group.write()
+    for command in commands:
+        result = shipper.run(*command, check=False)
+        text = f"{broker.address} did not answer with TLS; correct the port in input.kafka.brokers"
+        assert text in result.stdout + result.stderr, (command, result)
+        assert 'input.kafka.security = "plaintext"' in result.stdout + result.stderr
+    group.security, group.brokers = "security = 'plaintext'", ["127.0.0.1:1"]
+    group.write()
+    for command in commands:
+        result = shipper.run(*command, check=False)
+        assert "Connection refused; check input.kafka.brokers" in result.stdout + result.stderr, (command, result)
