@@ -811,8 +811,7 @@ class Sources(RuleBasedStateMachine):
             part = 0
         with path.open("wb") as out:
             inode = os.fstat(out.fileno()).st_ino
-            if inode in life.inodes:  # as the content is the same, too, the shipper takes it for that earlier file
-                life.may_double = True
+            if inode in life.inodes:
                 self.tell("copy with the inode of another one")
             life.inodes.add(inode)
             for some in (blob[:part], blob[part:]):
