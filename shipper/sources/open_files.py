@@ -233,14 +233,18 @@ class OpenFiles:
                 self.wake(file)
 
     def restart_truncated(self, now: float) -> None:
-        """Start truncated files over, so that copies of their old content are recognised."""
+        """Start truncated files over, and note first lines, so that copies of content not read yet are recognised."""
         for file in self._files.values():
             with suppress(OSError, SourceError):  # reported when it is read
                 status = file.reader.content.status()
-                if file.new_since is None and file.has_changed(status) and not file.reader.is_intact():
+                if file.new_since is not None or not file.has_changed(status):
+                    continue
+                if not file.reader.is_intact():
                     self._begin_again(file, status)
                     file.update(status, now)
                     self.wake(file)
+                elif not file.reader.stream.head.length and not file.reader.content.compression:
+                    file.reader.note_head()
 
     def update_settled_until(self, file: OpenFile) -> None:
         """Set `settled_until` of a settled file to the last scan, as the file had not changed by then."""

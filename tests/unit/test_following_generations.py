@@ -236,6 +236,16 @@ def test_a_truncated_file_continues_in_its_copy_although_an_earlier_copy_was_del
     settle(bench.store, in_flight)
 
 
+def test_a_file_moved_by_copying_before_its_first_complete_line_was_read_is_read_once(bench: Bench):
+    bench.start("*.log")
+    path = bench.write("torn.log", lines(10, 11)[:1])
+    assert bench.ship(10.0, 20.0) == b"", "it is open, and has no complete line"
+    bench.write("torn.log", lines(10, 20)[1:])
+    shutil.copy(path, f"{path}.1")
+    path.unlink()
+    assert ship_late(bench, 30.0) == lines(10, 20).splitlines(keepends=True)
+
+
 @pytest.mark.parametrize("has_successor", [False, True])
 @pytest.mark.parametrize("suffix", ["", "gz"])
 def test_a_copy_is_not_read_if_its_original_is_renamed_before_the_copy_is_identified(
