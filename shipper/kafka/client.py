@@ -246,7 +246,7 @@ def missing_topic(*, is_input: bool) -> str:
     if is_input:
         advice = (
             "shipper does not create topics that it reads: create it with the tools of Kafka, with at least as many "
-            "partitions as there will be members; or correct input.kafka.topics"
+            "partitions as there will be members; or correct its name, in input.kafka.topics"
         )
     return f"the topic does not exist; {advice}"
 

@@ -185,6 +185,7 @@ def _quantile(ordered: list[float], q: float) -> float:
 
 def _report(live: Live) -> None:
     optional = {
+        "lag_records": live.group.lag_records if live.group else 0,
         "paused": ", ".join(pause.reason for pause in live.pauses),
         "troubles": live.troubles,
         "left_out": take_left_out(),

@@ -75,6 +75,7 @@ def test_status_names_the_member_of_each_partition(group: Group, shipper: Shippe
 
 def test_missing_topics_are_named_with_what_to_do(broker: Broker, shipper: Shipper, service: Service):
     group = Group(broker, shipper)
+    assert broker.ends(group.topic)  # a new topic is not known at once
     seen = shipper.run("status", check=False)
     assert seen.returncode == 0, seen.stderr
     assert f"topic {group.letters}: the topic does not exist; create it: shipper check --online" in seen.stdout

@@ -7,11 +7,12 @@ import time
 from base64 import urlsafe_b64encode
 
 import pytest
+from confluent_kafka.admin import AclOperation, ResourceType
 
 from tests.cases import each
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service
-from tests.e2e.kafka.broker import PASSWORD, USER, sums
+from tests.e2e.kafka.broker import PASSWORD, USER, right, sums
 from tests.e2e.kafka.conftest import Group
 from tests.e2e.kafka.test_member import partitions, values
 from tests.e2e.operated import Admin
@@ -46,6 +47,16 @@ def test_a_member_delivers_over_tls_with_a_password(secure: Group, service: Serv
     assert running.stop().returncode == 0
     service.assert_holds_exactly(sample.ids[:500])
     assert PASSWORD not in running.stderr + checked.stdout
+
+
+def test_status_needs_a_right_only_to_count_dead_letters(secure: Group):
+    seen = secure.shipper.run("status", "--until", "2026-01-01", check=False)
+    assert seen.returncode == 0, seen
+    assert "is delivered, except dead letters, whose number is unknown\n" in seen.stdout
+    assert f"user {USER} needs READ on the topic {secure.letters}" in seen.stdout
+    read = right(ResourceType.TOPIC, secure.letters, AclOperation.READ)
+    secure.broker.grant(read)
+    assert "dead letters: 0 kept\n" in secure.shipper.run("status", check=False).stdout
 
 
 def test_the_reason_why_a_member_cannot_connect_is_named(secure: Group):
