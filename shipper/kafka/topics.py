@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, NewTopic, ResourceType
+from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import (
@@ -32,6 +34,14 @@ LETTER_OVERHEAD_BYTES: Final = 8 << 10
 _CALL_S: Final = 10.0
 _POLL_S: Final = 0.02
 _COMPACTION_LAG_MS: Final = 86_400_000  # maximum time until deleted documents are removed
+_retry_while_unknown: Final = retry(  # the brokers learn of a new topic later than their controller
+    retry=retry_if_exception(
+        lambda error: isinstance(error, KafkaException) and error_of(error).code() in UNKNOWN_TOPIC
+    ),
+    stop=stop_after_delay(_CALL_S),
+    wait=wait_fixed(_POLL_S),
+    reraise=True,
+)
 
 
 class Finding(NamedTuple):
@@ -115,10 +125,7 @@ class Topics:
 
     def _check_topic(self, name: str) -> Finding:
         try:
-            futures = self._admin.describe_topics(
-                TopicCollection([name]), include_authorized_operations=True, request_timeout=_CALL_S
-            )
-            topic = self._wait_for(futures[name])
+            topic = self._describe_topic(name)
         except KafkaException as exception:
             return self._finding_of(name, error_of(exception))
         granted = topic.authorized_operations
@@ -129,6 +136,12 @@ class Topics:
             if granted and AclOperation[right.partition(" ")[0]] not in granted:
                 return Finding(name, missing_right(self._settings, right))
         return Finding(name, detail=f"{len(topic.partitions):,} partitions, id {topic.topic_id}")
+
+    def _describe_topic(self, name: str) -> Any:
+        futures = self._admin.describe_topics(
+            TopicCollection([name]), include_authorized_operations=True, request_timeout=_CALL_S
+        )
+        return self._wait_for(futures[name])
 
     def _check_config(self, setting: str, finding: Finding) -> Finding:
         name = finding.name
@@ -175,12 +188,15 @@ class Topics:
         for name, future in self._admin.create_topics(topics, request_timeout=_CALL_S).items():
             try:
                 self._wait_for(future)
-                yield Finding(name, detail="was created: compacted")
             except KafkaException as exception:
                 error = error_of(exception)
                 if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     why = describe_refusal(self._settings, error, f"CREATE on the topic {name}") or describe(error)
                     yield Finding(name, f"cannot be created: {why}")
+                continue
+            with suppress(KafkaException):  # reported by the checks that follow
+                _retry_while_unknown(self._describe_topic)(name)
+            yield Finding(name, detail="was created: compacted")
 
     def rights(self) -> Iterator[Finding]:
         """Check the right to join the group, and commit an empty transaction."""
