@@ -115,13 +115,14 @@ def reconcile(
     parts = [part for part in requested if part.days.start <= today]
     share = _parse_share(alarm_below)
     target = check_target(output, form)
-    settings = readable_state(prepare(options, needs="report"))
+    configured = prepare(options, needs="report")
+    settings = readable_state(configured)  # of a group, a temporary copy, without reports
     check_installed(form)
     owners = _owners(settings, account)
     _check_ledger(settings)
     owners = owners._replace(affiliates=_by_ledger_name(owners.affiliates, settings.state.directory))
     consequence = "restatements, and sources of earlier reports, are not recognised"
-    with open_history_if_usable(settings, consequence) as history:
+    with open_history_if_usable(configured, consequence) as history:
         outcome: Outcome[Period] = Outcome([], [], [])
         if parts:
             outcome = fetch_reports(settings, parts, lambda part, fetched: _period(part, fetched, history), requests)

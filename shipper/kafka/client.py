@@ -273,7 +273,7 @@ def translate_errors(settings: KafkaSettings, failure: str, right: str = "") -> 
     except (KafkaException, TimeoutError) as exception:
         error = error_of(exception)
         if error.code() in FENCED:
-            message = f"another replay of group {settings.group_id} has started and sends the rest"
+            message = f"another replay of group {settings.group_id} has started; the letters of this one are kept"
             raise StateInUseError(message) from None
         raise SourceError(f"{failure}: {describe_refusal(settings, error, right) or describe(error)}") from None
 

@@ -45,11 +45,13 @@ class Metadata(Struct, frozen=True, omit_defaults=True):
         topic_id: The id of the offset's topic.
         settled_until: Everything that was in the partition at this time is settled; seconds since the epoch.
         last: The position after the last settled message; the offset may be beyond it.
+        mistakes: Consecutive rejections, by rule, right before the offset.
     """
 
     topic_id: str
     settled_until: float | None = None
     last: Position | None = None
+    mistakes: dict[str, int] = {}
     version: int = VERSION
 
 
@@ -72,9 +74,14 @@ class TotalsRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     offset: int | None = None
 
 
-def metadata_text(topic_id: str, settled_until: float | None = None, last: Position | None = None) -> str:
+def metadata_text(
+    topic_id: str,
+    settled_until: float | None = None,
+    last: Position | None = None,
+    mistakes: Mapping[str, int] | None = None,
+) -> str:
     """Encode the metadata of an offset."""
-    return msgspec.json.encode(Metadata(topic_id, settled_until, last)).decode()
+    return msgspec.json.encode(Metadata(topic_id, settled_until, last, dict(mistakes or {}))).decode()
 
 
 def read_metadata(text: str | None) -> Metadata | None:

@@ -132,6 +132,7 @@ class Member:
         self._answers: deque[Callable[[], None]] = deque()  # of the brokers, to be processed by the thread
         self._ends_queried_at = self._topics_queried_at = self._ranges_checked_at = now()
         self._membership_read_at = -_MEMBERSHIP_INTERVAL_S
+        self._offsets_read_at = 0.0  # seconds since the epoch
         self._must_restart_stopped = False
         self._missing_topics: set[str] = set()
         self._obstacles: dict[str, Obstacle] = {}
@@ -520,6 +521,7 @@ class Member:
     def _find_starts(self, keys: Sequence[Partition]) -> dict[Partition, tuple[PartitionOffsets, Start]]:
         """Query where to begin until the brokers answer, as nothing may be read before; return {} if closed."""
         while not self._is_closing:
+            self._offsets_read_at = self._wall_time()
             try:
                 # Not with the consumer, which keeps using a dead leader while it waits for this.
                 offsets = read_offsets(self.admin, self._settings.group_id, sorted({key[0] for key in keys}), _CALL_S)
@@ -573,6 +575,10 @@ class Member:
             max_record_bytes=self._max_record_bytes,
             skips_tombstones=self._settings.tombstones == "skip",
         )
+        if not start.gap:
+            stream.settled_until, stream.saved_mistakes = offsets.settled_until, dict(offsets.mistakes or {})
+            stream.mistakes = stream.saved_mistakes
+            stream.note_end(offsets.high, self._offsets_read_at)
         if start.is_stopped:
             log.error("partition_stopped", message=start.gap)
         elif start.gap:

@@ -53,6 +53,7 @@ class PartitionOffsets(NamedTuple):
         committed_to: The topic id that the committed offset belongs to; empty if shipper did not commit it.
         settled_until: Everything that was in the partition at this time is settled; None = unknown.
         last: The position after the last settled message, before the committed offset; None = unknown.
+        mistakes: Consecutive rejections, by rule, right before the committed offset.
         diverged_at: The offset from which the log is not the one that was read; None = unknown or nowhere.
         is_topic_known: The group has an offset in some partition of the topic.
     """
@@ -66,6 +67,7 @@ class PartitionOffsets(NamedTuple):
     committed_to: str = ""
     settled_until: float | None = None
     last: Position | None = None
+    mistakes: Mapping[str, int] | None = None
     diverged_at: int | None = None
     is_topic_known: bool = False
 
@@ -106,6 +108,7 @@ def read_offsets(
             committed_to=metadata.topic_id if metadata else "",
             settled_until=metadata.settled_until if metadata else None,
             last=metadata.last if metadata else None,
+            mistakes=metadata.mistakes if metadata else None,
             is_topic_known=key[0] in known,
         )
     return offsets

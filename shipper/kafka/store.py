@@ -74,6 +74,7 @@ class _Pending(NamedTuple):
 
     checkpoints: Sequence[Checkpoint]
     sessions: list[tuple[KafkaStream, Session]]
+    mistakes: list[dict[str, int]]
 
 
 class TransactionStore:
@@ -150,7 +151,8 @@ class TransactionStore:
             if not is_committed:
                 return SaveResult([], requested)
             self._member.note_committed(self._now() - started_at)
-            for stream, session in pending.sessions:
+            for (stream, session), mistakes in zip(pending.sessions, pending.mistakes, strict=True):
+                stream.saved_mistakes = mistakes
                 stream.session = Session() if len(session.sums) > _SESSION_KEYS_MAX else session
                 stream.unreachable = 0
             saved = {id(checkpoint) for checkpoint in pending.checkpoints}
@@ -170,7 +172,7 @@ class TransactionStore:
             raise name_taken_error(self._settings)
         if self._producer is None:
             self._producer = self._new_producer(_CALL_S)
-        producer, pending, offsets = self._producer, _Pending(checkpoints, []), []
+        producer, pending, offsets = self._producer, _Pending(checkpoints, [], []), []
         by_stream: dict[int, list[Checkpoint]] = {}
         for checkpoint in checkpoints:
             by_stream.setdefault(checkpoint.stream.stream_id, []).append(checkpoint)
@@ -191,7 +193,9 @@ class TransactionStore:
                     produce(producer, topic, documents, self._note_delivery)
                 position = stream.position_at(group[-1].end_offset)
                 last = stream.message_end(group[-1].end_offset)
-                metadata = metadata_text(stream.topic_id, stream.settled_until_with(position), last)
+                mistakes = stream.mistakes_with(group)
+                pending.mistakes.append(mistakes)
+                metadata = metadata_text(stream.topic_id, stream.settled_until_with(position), last, mistakes)
                 offsets.append(TopicPartition(*stream.topic_partition, position, metadata=metadata))
             crash_point("save.written")
             flush(producer, _CALL_S)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from msgspec import Struct, field
 
-from shipper.model.records import Chunk, LedgerKey, Rejection, Stream
+from shipper.model.records import Checkpoint, Chunk, LedgerKey, Rejection, Stream
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -41,6 +41,7 @@ _BLANKS: Final = b" \t\r\n\0"
 _FIRST: Final = itemgetter(0)
 _SECOND: Final = itemgetter(1)
 _BRACE: Final = ord("{")
+_GAP_BYTES: Final = 16  # between adjacent records; too small for another record
 _FRAME_BYTES: Final = 5  # of a schema registry: a zero byte and a schema id
 
 
@@ -134,6 +135,7 @@ class KafkaStream(Stream, kw_only=True):
         unreachable: Records deleted before they were read that are not in the ledger yet.
         settled: End of the settled offsets, exclusive; None = nothing is settled yet.
         blocks: Blocks of unsettled messages.
+        saved_mistakes: Consecutive rejections, by rule, right before the saved offset.
     """
 
     topic: str
@@ -151,6 +153,7 @@ class KafkaStream(Stream, kw_only=True):
     max_record_bytes: int = 1 << 26
     skips_tombstones: bool = False
     tombstones_skipped: int = 0
+    saved_mistakes: dict[str, int] = field(default_factory=dict)
     blocks: deque[_Block]
 
     @property
@@ -264,6 +267,20 @@ class KafkaStream(Stream, kw_only=True):
         blocks = tuple(self.blocks)  # an atomic copy, as other threads append and remove
         return blocks[bisect_right(blocks, offset, key=lambda block: block.start) - 1]
 
+    def mistakes_with(self, checkpoints: Sequence[Checkpoint]) -> dict[str, int]:
+        """Return `saved_mistakes` as they are after the next checkpoints; a member that resumes there needs them."""
+        counts: Counter[str] = Counter()
+        end = checkpoints[-1].end_offset
+        for checkpoint in reversed(checkpoints):
+            for rejection in reversed(checkpoint.rejections):
+                if rejection.delivery != "invalid" or end - rejection.end_offset >= _GAP_BYTES:
+                    return counts
+                counts[rejection.rule] += 1
+                end = rejection.start_offset
+            if end - checkpoint.start_offset >= _GAP_BYTES:
+                return counts
+        return counts + Counter(self.saved_mistakes)
+
     def note_saved(self, end_offset: int) -> None:
         """Remove the messages that are settled and saved, up to a virtual byte."""
         self.settled = self.position_at(end_offset)
@@ -327,7 +344,7 @@ def _lines(
 
 
 def _line(value: bytes | None) -> bytes:
-    if value is None or not value.strip(_BLANKS):
+    if value is None or not has_record(value):
         return _NO_RECORD
     value = without_frame(value)
     if value.startswith(b"\0"):
@@ -341,6 +358,11 @@ def without_frame(value: bytes) -> bytes:
     return value[_FRAME_BYTES:] if value.startswith(b"\0") and value.startswith(b"{", _FRAME_BYTES) else value
 
 
+def has_record(value: bytes | None) -> bool:
+    """Return whether there is anything to send."""
+    return value is not None and bool(value.strip(_BLANKS))
+
+
 def explain(value: bytes | None) -> str:
     """Return why a value has no record; empty if it has one."""
     if value is None:
@@ -349,7 +371,7 @@ def explain(value: bytes | None) -> str:
         return "the message is empty"
     if (schema := schema_id(value)) is not None:
         return f"it has the prefix of a schema registry (schema {schema}) but is not JSON"
-    return "" if value.strip(_BLANKS) else "the message is blank"
+    return "" if has_record(value) else "the message is blank"
 
 
 def schema_id(value: bytes | None) -> int | None:

@@ -34,7 +34,7 @@ from shipper.kafka.documents import (
     totals_row,
     updated_letter,
 )
-from shipper.kafka.stream import Headers, without_frame
+from shipper.kafka.stream import Headers, has_record, without_frame
 from shipper.model.records import Checkpoint, LedgerKey, Rejection, Stream, Tally
 from shipper.state.ledger import read_ledger, unpack
 from shipper.state.letters import EVERYTHING, DeadLetter, open_letters
@@ -79,6 +79,7 @@ class GroupView:
         self._subject = f"dead letters and ledger of group {settings.group_id}"
         self._letters: dict[LetterKey, Document] = {}
         self._replay: tuple[Producer, _Contents] | None = None
+        self._fatal: KafkaError | None = None
         right = f"READ on the topics {settings.letters} and {settings.ledger}"
         with translate_errors(settings, f"{self._subject} cannot be read", right):
             letters, rows = read_table(settings, settings.letters), read_table(settings, settings.ledger)
@@ -137,9 +138,13 @@ class GroupView:
         """
         transactional = producer_properties(f"{self._settings.group_id}-replay", max_record_bytes)
         with translate_errors(self._settings, f"{self._subject} cannot be written"):
-            producer = Producer(client_properties(self._settings) | transactional)
+            producer = Producer(client_properties(self._settings, on_error=self._note_error) | transactional)
             producer.init_transactions(_CALL_S)
         self._replay = producer, self._contents()
+
+    def _note_error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self._fatal = error
 
     def write_back(self, session: str) -> None:
         """
@@ -178,6 +183,9 @@ class GroupView:
         letters += [updated_letter(new.letters[key], self._letters[key]) for key in updated]
         failure = f"{self._subject} cannot be written; accepted records are sent again by the next replay"
         with translate_errors(settings, failure):
+            producer.poll(0)
+            if self._fatal is not None:  # the calls would not tell the reason
+                raise KafkaException(self._fatal)
             producer.begin_transaction()
             _write(producer, {settings.letters: letters, settings.ledger: rows})
             producer.commit_transaction(_CALL_S)
@@ -211,7 +219,7 @@ def _parse_letter(letter: Document) -> tuple[float, str, Rejection]:
         end_offset=offset + 1,
         rule=fields["rule"],
         message=fields["message"],
-        raw=b"" if "tombstone" in fields else without_frame(letter.value or b""),
+        raw=without_frame(value) if "tombstone" not in fields and has_record(value := letter.value or b"") else b"",
         event_id=fields.get("event_id", ""),
         consumer_id=fields.get("consumer_id", ""),
         status=int(fields["status"]),

@@ -27,7 +27,7 @@ from shipper.delivery.credentials import ClockSkew
 from shipper.delivery.gate import FAIL_FAST_S
 from shipper.delivery.verdicts import Verdict
 from shipper.model.errors import HeldBackError
-from shipper.model.records import Batch, Chunk, EncodedChunk, Stream, shown
+from shipper.model.records import Batch, Chunk, EncodedChunk, Rejection, Stream, shown
 from shipper.model.units import several
 from shipper.pipeline.batching import Batcher
 from shipper.pipeline.settlement import Settlement
@@ -345,7 +345,7 @@ class Hold:
     async def check(self, encoded: EncodedChunk) -> HoldReason | None:
         """Return why a chunk with rejections must not be settled; None if it may be."""
         if run := self.mistakes.excessive_run(encoded):
-            return self._invalid_input(encoded.span.stream, encoded.span.rejections[0].rule, *run)
+            return self._invalid_input(encoded.span.stream, encoded.span.rejections[0], *run)
         records = self.mistakes.suspicious_future(encoded)
         if not records:
             return None
@@ -362,12 +362,14 @@ class Hold:
         if encoded.span.rejections or self.mistakes.is_counting:
             self.mistakes.add(encoded)
 
-    def _invalid_input(self, stream: Stream, rule: str, records: int, is_one_input: bool) -> HoldReason:
+    def _invalid_input(self, stream: Stream, first: Rejection, records: int, is_one_input: bool) -> HoldReason:
         path = shown(stream.path)
         where = f"of {path}" if is_one_input else f"of several inputs, the last of them {path},"
         refused = several(records, f"record {where} was", f"records in a row {where} were")
+        why = stream.explain(first)
+        why = MESSAGES[first.rule] if why == first.message else why
         message = (
-            f"{refused} refused by the rule {rule} ({MESSAGES[rule]}), with no valid one in between; "
+            f"{refused} refused by the rule {first.rule} ({why}), with no valid one in between; "
             f"records.mistake_limit is {self._settings.records.mistake_limit:,}"
         )
         validate = (

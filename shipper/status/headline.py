@@ -72,7 +72,10 @@ def headline_of(snapshot: Snapshot) -> Headline:
     if live.pauses:
         reason = f": {live.pauses[0].reason}" if len(live.pauses) == 1 else f" for {len(live.pauses)} reasons"
         title = f"{'Draining, but paused' if is_draining else 'Paused'}{reason.replace('_', ' ')}"
-        sub = f"{_waiting(live)} Delivery resumes automatically once the cause is gone."
+        resumes = "Delivery resumes automatically once the cause is gone."
+        if any(pause.reason == "input_unlike_records" for pause in live.pauses):
+            resumes = "Records are held back until this is corrected."
+        sub = f"{_waiting(live)} {resumes}"
         return Headline(state="paused", title=title, sub=sub)
     if is_draining:
         detail = f", {several(live.pending, 'record')} to settle"

@@ -31,8 +31,8 @@ ADVICE: Final = {
     "unexpected_answer": "check whether it is the service that answers at intake.base_url",
     "unreadable_answer": "the message says which part of the answer was not understood; ask the service's operator, "
     "and check that it is the service that answers at intake.base_url",
-    "input_unlike_records": "run shipper validate FILE to see what is wrong; correct records.mapping or raise "
-    "records.mistake_limit, and reload (SIGHUP); or remove the file and restart",
+    "input_unlike_records": "see what is wrong with shipper validate FILE or, for messages, shipper dead-letters list; "
+    "correct records.mapping or raise records.mistake_limit, and reload (SIGHUP); or remove the file and restart",
     "clock": "correct this machine's clock, for example with NTP; shipper checks it automatically",
     "systematic_rejection": "run shipper dead-letters list to see the service's reasons; correct the mapping, or raise "
     "delivery.poison_limit",

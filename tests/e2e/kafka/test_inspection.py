@@ -87,23 +87,24 @@ def test_a_consumer_is_erased_from_the_letters_of_a_group(
 
 def test_a_replay_reads_a_message_like_a_member(group: Group, broker: Broker, service: Service, sample: Sample):
     naive = changed(sample.lines[0], Timestamp="2026-01-15 10:00:00").rstrip(b"\n")
-    framed, avro = b"\0\0\0\0\x09" + naive, b"\0\0\0\0\x2aavro"
-    broker.produce(group.topic, [framed, avro], partition=0)
+    framed, avro, blank = b"\0\0\0\0\x09" + naive, b"\0\0\0\0\x2aavro", b"  "
+    broker.produce(group.topic, [framed, avro, blank], partition=0)
     running = group.member()
     running.wait_until(group.is_settled, "the group is at the end")
     assert running.stop().returncode == 0
-    assert {each.value for each in broker.table(group.letters).values()} == {framed, avro}
+    assert {each.value for each in broker.table(group.letters).values()} == {framed, avro, blank}
     exported = group.shipper.run("dead-letters", "export", "--reason", "timestamp", check=False)
     assert exported.stdout.encode() == naive + b"\n"
     settings = {"records.assume_timezone": "UTC"}
     replayed = group.shipper.run("dead-letters", "replay", "--summary", "json", settings=settings, check=False)
     assert replayed.counts() == (2, 1, 1, 0, 0), replayed
     service.assert_holds_exactly(sample.ids[:1])
-    (left,) = broker.table(group.letters).values()
-    assert left.value == avro
-    assert b"schema 42" in left.headers["shipper.message"]
+    assert "of a message that is empty or has no value" in replayed.stderr
+    left = {each.value: each.headers["shipper.message"] for each in broker.table(group.letters).values()}
+    assert left.keys() == {avro, blank}
+    assert b"schema 42" in left[avro]
     counts = sums(broker.table(group.ledger))
-    assert (counts["read"], counts["accepted"], counts["dead_lettered"]) == (2, 1, 1)
+    assert (counts["read"], counts["accepted"], counts["dead_lettered"]) == (3, 1, 2)
 
 
 def test_the_ids_of_dead_letters_are_the_positions_of_messages(

@@ -137,6 +137,39 @@ def test_status_covers_the_whole_group(group: Group, broker: Broker, shipper: Sh
     assert answer.stdout.startswith("yes: ")
 
 
+def test_held_records_are_no_dead_letters_after_a_restart_either(group: Group, broker: Broker):
+    broker.produce(group.topic, [b"\0\0\0\0\x07avro"] * 40, partition=0)
+    for _ in range(2):
+        running = group.member({"records.mistake_limit": 20})
+        running.wait_for("delivery_paused")
+        ended = running.stop()
+        assert (ended.returncode, "input_unlike_records" in ended.stderr, "schema 7" in ended.stderr) == (0, True, True)
+        assert len(broker.table(group.letters)) == 20
+    running = group.member({"records.mistake_limit": 50})
+    running.wait_until(group.is_settled, "the group is at the end")
+    assert running.stop().returncode == 0
+    counts = sums(broker.table(group.ledger))
+    assert (counts["read"], counts["dead_lettered"], len(broker.table(group.letters))) == (40, 40, 40)
+
+
+def test_what_is_delivered_stays_known_when_a_member_starts(group: Group, broker: Broker, sample: Sample):
+    def seen() -> dict[str, object]:
+        (partition,) = json.loads(group.shipper.run("status", "--json").stdout)["partitions"][:1]
+        return partition  # type: ignore[no-any-return]
+
+    broker.produce(group.topic, values(sample, 0, 10), partition=0)
+    running = group.member()
+    running.wait_until(lambda: seen()["delivered_until"], "all are delivered, and the end was queried")
+    assert running.stop().returncode == 0
+    broker.produce(group.topic, values(sample, 10, 110), partition=0)
+    before = seen()
+    running = group.member({"delivery.rate_limit_events_per_second": 20, "batch.max_events": 5})
+    running.wait_until(lambda: seen()["offset"] != before["offset"], "it has delivered some")
+    assert seen()["delivered_until"] is not None
+    running.wait_until(group.is_settled, "the group is at the end")
+    assert running.stop().returncode == 0
+
+
 def test_check_creates_the_topics_that_a_member_writes(broker: Broker, shipper: Shipper, service: Service):
     group = Group(broker, shipper)
     refused = shipper.run("run", check=False)
