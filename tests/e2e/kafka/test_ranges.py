@@ -85,11 +85,13 @@ def test_missing_records_partitions_and_topics_are_named(
         f"kafka://{group.topic}/7": f"topic {group.topic} has no partition 7",
         f"kafka://{group.topic}/0:9-9": "must increase",
         "kafka://": "use kafka://TOPIC",
-        "kafka://nowhere": "nowhere: the topic does not exist",
+        "kafka://nowhere": "nowhere: the topic does not exist; correct its name",
     }
     for address, words in wrong.items():
-        refused = group.shipper.run("backfill", address, check=False)
-        assert (refused.returncode, words in refused.stderr) == (2, True), refused.stderr
+        for options in ((), ("--dry-run",)):
+            refused = group.shipper.run("backfill", address, *options, check=False)
+            assert (refused.returncode, words in refused.stderr) == (2, True), refused.stderr
+            assert "input.kafka.topics" not in refused.stderr
     stopped = backfill(group, f"kafka://{group.topic}/0:50-100")
     assert (stopped.returncode, stopped.counts()) == (4, (0, 0, 0, 0, 0)), stopped.stderr
     assert "records 50 to 59 were deleted before they were read" in stopped.stderr
