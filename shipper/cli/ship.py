@@ -191,7 +191,11 @@ def backfill(
     one_shot: OneShotOptions,
     time_range: TimeRange,
     dry_run: Annotated[
-        bool, flag("Show what would be read and validate it; send and save nothing.", "--dry-run")
+        bool,
+        flag(
+            "Show what would be read and validate it; with kafka://, show only the offsets. Send and save nothing.",
+            "--dry-run",
+        ),
     ] = False,
     *,
     options: SettingsOptions,
@@ -238,7 +242,7 @@ def _backfill_topics(
     kafka = settings.input.kafka
     if kafka is None:
         raise ConfigError("is missing; kafka:// needs its brokers and its group", key="input.kafka")
-    from shipper.cli.member import ship_as_member
+    from shipper.cli.member import NO_MESSAGES, ship_as_member
     from shipper.kafka.client import missing_topic
     from shipper.kafka.offsets import parse_addresses
 
@@ -247,6 +251,8 @@ def _backfill_topics(
     if is_dry_run:
         for (topic, partition), offsets in sorted(selection.ranges(kafka).items()):
             print(f"{topic}/{partition}: offsets {offsets.start:,} to {offsets.stop:,}")
+        if selection.is_empty:
+            print(NO_MESSAGES)
         print(f"\nNothing was sent or saved. The run would use the group {kafka.group_id}", flush=True)
         return 0
     # All input exists already: a batch that is not full immediately is the last one.

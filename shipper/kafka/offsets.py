@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, final
 
 from confluent_kafka import (
     ConsumerGroupState,
@@ -347,7 +347,8 @@ def _is_settled(partition: PartitionState, until: float, first: int) -> bool:
 # Ranges of a backfill -----------------------------------------------------------------------------------------------
 
 
-class Selection(NamedTuple):
+@final  # so it is never false
+class Selection(Struct, kw_only=True):
     """
     The parts of topics that `backfill kafka://…` reads.
 
@@ -355,12 +356,14 @@ class Selection(NamedTuple):
         parts: Offsets by topic and partition; None = all partitions, or all offsets.
         since_s, until_s: The time range of messages to read, seconds since the epoch.
         name: A hash of the arguments.
+        is_empty: No offsets were in it when `ranges` was last called.
     """
 
     parts: Mapping[tuple[str, int | None], range | None]
     since_s: float | None
     until_s: float | None
     name: str
+    is_empty: bool = False
 
     def settings(self, kafka: KafkaSettings) -> KafkaSettings:
         """Return settings for a separate group that shares dead letters and ledger with the configured group."""
@@ -402,6 +405,7 @@ class Selection(NamedTuple):
                 if wanted is not None and wanted.stop > offsets[key].high:
                     raise SourceError(f"{topic}/{number} ends at {offsets[key].high:,}, before {wanted.stop:,}")
                 ranges[key] = wanted or range(firsts[key], max(firsts[key], lasts[key]))
+        self.is_empty = not any(ranges.values())
         return ranges
 
 
@@ -425,7 +429,8 @@ def parse_addresses(
             raise SourceError(f"{address}: offsets cannot be combined with --since and --until; leave out one of them")
         parts[topic, number] = offsets
     text = repr((sorted(addresses), since_s, until_s, again))
-    return Selection(parts, since_s, until_s, sha256(text.encode()).hexdigest()[:12])
+    name = sha256(text.encode()).hexdigest()[:12]
+    return Selection(parts=parts, since_s=since_s, until_s=until_s, name=name)
 
 
 def _parse_address(address: str) -> tuple[str, int | None, range | None]:
