@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -16,6 +16,8 @@ from shipper.config.settings import Settings
 if TYPE_CHECKING:
     from shipper.kafka.offsets import Selection
     from shipper.pipeline import Pipeline
+
+NO_MESSAGES: Final = "there are no messages in this range"
 
 
 def ship_as_member(
@@ -87,6 +89,7 @@ def ship_as_member(
         say(summary_text(summary, reasons, f"the topic {kafka.letters}"))
         if handed_over:
             say(f"{several(handed_over, 'record')} left to the next owners of their partitions")
-        if is_one_shot and summary.outcome == "finished" and not summary.read:
-            say("everything was settled before; to send it again: --again NAME")
+        if selection is not None and summary.outcome == "finished" and not summary.read:
+            settled = "everything was settled before; to send it again: --again NAME"
+            say(NO_MESSAGES if selection.is_empty else settled)
     return summary.exit_code(is_one_shot=is_one_shot)

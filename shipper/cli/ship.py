@@ -77,9 +77,17 @@ class TimeRange(NamedTuple):
     ] = ""
 
     def times(self) -> tuple[float | None, float | None]:
-        """Return start and end, seconds since the epoch; None = no limit."""
+        """
+        Return start and end, seconds since the epoch; None = no limit.
+
+        Raises:
+            typer.BadParameter: One of them is not a time, or nothing is between them.
+        """
         first = parse_time(self.since) if self.since else None
-        return first, parse_time(self.until, is_end=True) if self.until else None
+        last = parse_time(self.until, is_end=True) if self.until else None
+        if first is not None and last is not None and first >= last:
+            raise typer.BadParameter(f"--since {self.since} is not before --until {self.until}; correct one of them")
+        return first, last
 
 
 def run(
@@ -178,12 +186,16 @@ def pipe(one_shot: OneShotOptions, *, options: SettingsOptions) -> None:
 def backfill(
     paths: Annotated[
         list[str],
-        typer.Argument(metavar="PATH...", help="Files, globs or folders; or kafka://TOPIC[/PARTITION[:OFFSET-END]]."),
+        typer.Argument(metavar="PATH...", help="Files, globs or folders; or kafka://TOPIC[/PARTITION[:START-END]]."),
     ],
     one_shot: OneShotOptions,
     time_range: TimeRange,
     dry_run: Annotated[
-        bool, flag("Show what would be read and validate it; send and save nothing.", "--dry-run")
+        bool,
+        flag(
+            "Show what would be read and validate it; with kafka://, show only the offsets. Send and save nothing.",
+            "--dry-run",
+        ),
     ] = False,
     *,
     options: SettingsOptions,
@@ -230,7 +242,8 @@ def _backfill_topics(
     kafka = settings.input.kafka
     if kafka is None:
         raise ConfigError("is missing; kafka:// needs its brokers and its group", key="input.kafka")
-    from shipper.cli.member import ship_as_member
+    from shipper.cli.member import NO_MESSAGES, ship_as_member
+    from shipper.kafka.client import missing_topic
     from shipper.kafka.offsets import parse_addresses
 
     selection = parse_addresses(addresses, *time_range.times(), time_range.again)
@@ -238,12 +251,21 @@ def _backfill_topics(
     if is_dry_run:
         for (topic, partition), offsets in sorted(selection.ranges(kafka).items()):
             print(f"{topic}/{partition}: offsets {offsets.start:,} to {offsets.stop:,}")
+        if selection.is_empty:
+            print(NO_MESSAGES)
         print(f"\nNothing was sent or saved. The run would use the group {kafka.group_id}", flush=True)
         return 0
     # All input exists already: a batch that is not full immediately is the last one.
     batch = replace(settings.batch, linger_seconds=min(settings.batch.linger_seconds, _BACKFILL_WAIT_S))
     settings = replace(settings, input=replace(settings.input, kafka=kafka), batch=batch)
-    return ship_as_member("backfill", settings, listen=one_shot.listen, selection=selection, form=one_shot.summary)
+    try:
+        return ship_as_member("backfill", settings, listen=one_shot.listen, selection=selection, form=one_shot.summary)
+    except ConfigError as error:
+        if error.key != "input.kafka.topics":
+            raise
+        # These topics are arguments, not settings.
+        advice = missing_topic(is_input=True, is_argument=True)
+        raise SourceError(error.message.replace(missing_topic(is_input=True), advice)) from None
 
 
 def _filter_by_time(files: list[Path], time_range: TimeRange) -> list[Path]:

@@ -233,17 +233,20 @@ def _specificity(error: KafkaError) -> int:
     return 2 if _NO_TLS in error.str() else error.code() != KafkaError._ALL_BROKERS_DOWN
 
 
-def topic_exception(error: KafkaError, topic: str, *, is_input: bool) -> KafkaException:
+def topic_exception(error: KafkaError, topic: str, *, is_input: bool, is_argument: bool = False) -> KafkaException:
     """Return the exception for an error that concerns a topic; its message names the topic."""
     is_missing = error.code() in UNKNOWN_TOPIC
-    text = f"topic {topic}: {missing_topic(is_input=is_input) if is_missing else error.str()}"
+    text = missing_topic(is_input=is_input, is_argument=is_argument) if is_missing else error.str()
+    text = f"topic {topic}: {text}"
     return KafkaException(KafkaError(error.code(), text, retriable=error.retriable()))
 
 
-def missing_topic(*, is_input: bool) -> str:
-    """Return that a topic does not exist, and what to do."""
+def missing_topic(*, is_input: bool, is_argument: bool = False) -> str:
+    """Return that a topic does not exist, and what to do; `is_argument`: it is from the command line."""
     advice = "create it: shipper check --online --create-topics"
-    if is_input:
+    if is_argument:
+        advice = "correct its name"
+    elif is_input:
         advice = (
             "shipper does not create topics that it reads: create it with the tools of Kafka, with at least as many "
             "partitions as there will be members; or correct its name, in input.kafka.topics"

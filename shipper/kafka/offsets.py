@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, final
 
 from confluent_kafka import (
     ConsumerGroupState,
@@ -34,7 +34,10 @@ from shipper.model.errors import SourceError
 from shipper.model.group import PartitionState
 
 SCHEME: Final = "kafka://"
-_ADDRESS: Final = re.compile(SCHEME + r"([\w.-]+)(?:/(\d{1,9})(?::(\d{1,18})-(\d{1,18}))?)?", re.ASCII)
+_TOPIC: Final = re.compile(r"[\w.-]+", re.ASCII)
+_PARTITION: Final = re.compile(r"\d{1,9}", re.ASCII)
+_OFFSETS: Final = re.compile(r"(\d{1,18})-(\d{1,18})", re.ASCII)
+_FORMS: Final = f"{SCHEME}TOPIC, {SCHEME}TOPIC/PARTITION or {SCHEME}TOPIC/PARTITION:START-END"
 _DIVERGED_AT: Final = re.compile(r"broker end offset is (-?\d+)")
 _CALL_S: Final = 15.0
 
@@ -73,11 +76,13 @@ class PartitionOffsets(NamedTuple):
 
 
 def read_offsets(
-    admin: AdminClient, group_id: str, topics: Sequence[str], limit_s: float
+    admin: AdminClient, group_id: str, topics: Sequence[str], limit_s: float, *, are_arguments: bool = False
 ) -> dict[Partition, PartitionOffsets]:
     """
     Query the offsets of all partitions of topics.
 
+    Args:
+        are_arguments: The topics are from the command line, not from the settings.
     Raises:
         KafkaException, TimeoutError: The brokers do not answer, or a topic does not exist.
     """
@@ -87,7 +92,7 @@ def read_offsets(
         try:
             topics_by_name[name] = future.result(limit_s)
         except KafkaException as exception:
-            raise topic_exception(error_of(exception), name, is_input=True) from None
+            raise topic_exception(error_of(exception), name, is_input=True, is_argument=are_arguments) from None
     partitions = [
         TopicPartition(name, partition.id) for name, topic in topics_by_name.items() for partition in topic.partitions
     ]
@@ -345,7 +350,8 @@ def _is_settled(partition: PartitionState, until: float, first: int) -> bool:
 # Ranges of a backfill -----------------------------------------------------------------------------------------------
 
 
-class Selection(NamedTuple):
+@final  # so it is never false
+class Selection(Struct, kw_only=True):
     """
     The parts of topics that `backfill kafka://…` reads.
 
@@ -353,12 +359,14 @@ class Selection(NamedTuple):
         parts: Offsets by topic and partition; None = all partitions, or all offsets.
         since_s, until_s: The time range of messages to read, seconds since the epoch.
         name: A hash of the arguments.
+        is_empty: No offsets were in it when `ranges` was last called.
     """
 
     parts: Mapping[tuple[str, int | None], range | None]
     since_s: float | None
     until_s: float | None
     name: str
+    is_empty: bool = False
 
     def settings(self, kafka: KafkaSettings) -> KafkaSettings:
         """Return settings for a separate group that shares dead letters and ledger with the configured group."""
@@ -380,7 +388,7 @@ class Selection(NamedTuple):
         with translate_errors(kafka, f"{', '.join(kafka.topics)} cannot be examined"):
             admin, errors = _open_admin(kafka)
             with errors.explaining(kafka, admin.poll):
-                offsets = read_offsets(admin, kafka.group_id, kafka.topics, _CALL_S)
+                offsets = read_offsets(admin, kafka.group_id, kafka.topics, _CALL_S, are_arguments=True)
 
             def offsets_from(time_s: float | None, bounds: Mapping[Partition, int]) -> Mapping[Partition, int]:
                 if time_s is None:
@@ -400,6 +408,7 @@ class Selection(NamedTuple):
                 if wanted is not None and wanted.stop > offsets[key].high:
                     raise SourceError(f"{topic}/{number} ends at {offsets[key].high:,}, before {wanted.stop:,}")
                 ranges[key] = wanted or range(firsts[key], max(firsts[key], lasts[key]))
+        self.is_empty = not any(ranges.values())
         return ranges
 
 
@@ -416,19 +425,34 @@ def parse_addresses(
     """
     parts: dict[tuple[str, int | None], range | None] = {}
     for address in addresses:
-        match = _ADDRESS.fullmatch(address)
-        if match is None:
-            raise SourceError(
-                f"{address} names no topic; use {SCHEME}TOPIC, {SCHEME}TOPIC/PARTITION or "
-                f"{SCHEME}TOPIC/PARTITION:OFFSET-END"
-            )
-        topic, partition, *bounds = match.groups()
-        number = None if partition is None else int(partition)
+        topic, number, offsets = _parse_address(address)
         if any(other == topic and (number is None or other_number in {None, number}) for other, other_number in parts):
             raise SourceError(f"{address}: a partition is named twice")
-        offsets = range(*map(int, bounds)) if bounds[0] else None
-        if offsets is not None and (not offsets or since_s is not None or until_s is not None):
-            raise SourceError(f"{address}: the offsets must increase, and cannot be combined with --since and --until")
+        if offsets is not None and (since_s is not None or until_s is not None):
+            raise SourceError(f"{address}: offsets cannot be combined with --since and --until; leave out one of them")
         parts[topic, number] = offsets
     text = repr((sorted(addresses), since_s, until_s, again))
-    return Selection(parts, since_s, until_s, sha256(text.encode()).hexdigest()[:12])
+    name = sha256(text.encode()).hexdigest()[:12]
+    return Selection(parts=parts, since_s=since_s, until_s=until_s, name=name)
+
+
+def _parse_address(address: str) -> tuple[str, int | None, range | None]:
+    """Return topic, partition and offsets of an address; None = all."""
+    place = address.removeprefix(SCHEME)
+    topic, slash, rest = place.partition("/")
+    partition, colon, bounds = rest.partition(":")
+    if place == address or not _TOPIC.fullmatch(topic):
+        raise SourceError(f"{address} names no topic; use {_FORMS}")
+    if not slash:
+        return topic, None, None
+    if not _PARTITION.fullmatch(partition):
+        raise SourceError(f"{address}: {partition!r} is not the number of a partition; use {_FORMS}")
+    if not colon:
+        return topic, int(partition), None
+    match = _OFFSETS.fullmatch(bounds)
+    if match is None:
+        raise SourceError(f"{address}: {bounds!r} is not a range of offsets, such as 1000-2000; use {_FORMS}")
+    offsets = range(int(match[1]), int(match[2]))
+    if not offsets:
+        raise SourceError(f"{address}: the offsets must increase; the second one is exclusive")
+    return topic, int(partition), offsets

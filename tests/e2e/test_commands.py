@@ -291,6 +291,22 @@ def test_files_modified_outside_the_period_are_skipped(shipper: Shipper, fake: F
 
 
 @pytest.mark.usefixtures("ships_to_fake")
+def test_a_period_without_a_moment_in_it_is_refused(shipper: Shipper, sample: Sample):
+    (shipper.folder / "a.ndjson").write_bytes(sample.lines[0])
+    for until in ("2026-10-01", "2026-10-02T00:00Z"):
+        for path in (shipper.folder / "a.ndjson", "kafka://acquisitions"):
+            settings = (
+                {}
+                if path != "kafka://acquisitions"
+                else {"input.kafka.brokers": "127.0.0.1:1", "input.kafka.topics": "a", "input.kafka.group_id": "g"}
+            )
+            result = shipper.run(
+                "backfill", path, "--since", "2026-10-02", "--until", until, check=False, settings=settings
+            )
+            assert (result.returncode, "is not before" in result.stderr) == (2, True), result
+
+
+@pytest.mark.usefixtures("ships_to_fake")
 def test_the_base_url_may_contain_a_path(shipper: Shipper, fake: FakeService, sample: Sample):
     file = shipper.folder / "a.ndjson"
     file.write_bytes(sample.lines[0])

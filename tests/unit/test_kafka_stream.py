@@ -319,26 +319,34 @@ def test_addresses_name_topics_partitions_and_offsets():
 
 
 @each(
-    "addresses",
+    ("address", "words"),
     [
-        *(
-            ["kafka://"],
-            ["kafka://a/x"],
-            ["kafka://a/1:5"],
-            ["kafka://a/1:5-5"],
-            ["kafka://a/1:2-\u0663"],
-            ["a.ndjson"],
-        ),
-        *(["kafka://a", "kafka://a/1"], ["kafka://a/1", "kafka://a"], ["kafka://a/1", "kafka://a/1:2-3"]),
+        ("kafka://", " names no topic; use kafka://TOPIC, "),
+        ("kafka:///3", " names no topic"),
+        ("a.ndjson", " names no topic"),
+        ("kafka://a/", ": '' is not the number of a partition; use kafka://TOPIC, "),
+        ("kafka://a/x:1-2", ": 'x' is not the number of a partition"),
+        ("kafka://a/-1", ": '-1' is not the number of a partition"),
+        ("kafka://a/1:200", ": '200' is not a range of offsets, such as 1000-2000; use kafka://TOPIC, "),
+        ("kafka://a/1:-", ": '-' is not a range of offsets"),
+        ("kafka://a/1:2-\u0663", ": '2-\u0663' is not a range of offsets"),
+        ("kafka://a/1:5-5", ": the offsets must increase; the second one is exclusive"),
+        ("kafka://a/1:200-100", ": the offsets must increase"),
     ],
 )
-def test_addresses_with_no_or_repeated_partitions_are_refused(addresses: list[str]):
-    with pytest.raises(SourceError, match=re.escape(addresses[-1])):
+def test_the_malformed_part_of_an_address_is_named(address: str, words: str):
+    with pytest.raises(SourceError, match=re.escape(address + words)):
+        parse_addresses([address], None, None)
+
+
+@each("addresses", [["kafka://a", "kafka://a/1"], ["kafka://a/1", "kafka://a"], ["kafka://a/1", "kafka://a/1:2-3"]])
+def test_repeated_partitions_are_refused(addresses: list[str]):
+    with pytest.raises(SourceError, match=re.escape(f"{addresses[-1]}: a partition is named twice")):
         parse_addresses(addresses, None, None)
 
 
 def test_offsets_stand_without_times():
-    with pytest.raises(SourceError, match="--since"):
+    with pytest.raises(SourceError, match="offsets cannot be combined with --since"):
         parse_addresses(["kafka://a/1:2-3"], 0.0, None)
 
 

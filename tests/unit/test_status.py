@@ -16,6 +16,7 @@ from shipper.cli.status import view
 from shipper.cli.status.text import (
     answer_until,
     figures,
+    group_lines,
     headline,
     one_line,
     report,
@@ -23,6 +24,8 @@ from shipper.cli.status.text import (
     stream_lines,
     stream_table,
 )
+from shipper.kafka.offsets import GroupStatus
+from shipper.model.group import PartitionState
 from shipper.model.units import iso, moment, size, span
 from shipper.status.live import Live, Pause
 from shipper.status.overview import Overview, SpoolState, StreamState, UnreachableInput
@@ -415,6 +418,23 @@ def test_a_future_time_is_not_delivered_and_no_input_is_blamed():
     seen = look(stream(1))
     assert (seen.is_delivered(NOW + 7200), seen.late_streams(NOW + 7200)) == (False, [])
     assert answer_until(seen, NOW + 7200)[1] == "  that is 2 h in the future; it is now 2026-10-20T14:00:00Z"
+
+
+def test_a_group_that_is_behind_says_where_to_look_or_what_to_start():
+    partition = PartitionState(topic="t", partition=3, offset=5, end=12, lag_records=7, delivered_until=NOW - 60)
+    usual = GroupStatus(at=NOW, group="g", state="stable", members=2, partitions=[partition], dead_letters=0)
+    late = replace(usual, until=NOW - 30, late=["t/3"])
+    first, advice, group, *_ = group_lines(late)
+    assert first == "no: cannot confirm that everything written up to 2026-10-20T13:59:30Z is settled; open: t/3"
+    assert advice == "  if delivery pauses, only the members know why: see their status page, /readyz, or log"
+    assert group == "group g: stable, 2 members, 1 partition (1 without a member), 7 records behind"
+    first, now, group, *_ = group_lines(replace(late, until=NOW + 7200))
+    assert first == "no: cannot confirm that everything written up to 2026-10-20T16:00:00Z is settled"
+    assert (now, group[:5]) == ("  that is 2 h in the future; it is now 2026-10-20T14:00:00Z", "group")
+    start = "no member is running; to start one: shipper run"
+    assert group_lines(replace(late, members=0))[1:3] == [group.replace("stable, 2", "stable, 0"), start]
+    assert start not in group_lines(usual)
+    assert start not in group_lines(replace(usual, members=0, partitions=[replace(partition, lag_records=0)]))
 
 
 def test_obstacles_are_listed_with_reason_and_advice():

@@ -98,11 +98,13 @@ def _purge(settings: Settings, selection: Selection, chosen: list[str], *, yes: 
         else:
             with closing(Store(on_disk.state.directory)) as store:
                 count = store.purge(ids)
-    say(f"{several(count, 'dead letter')} deleted{_compaction_note(settings.input.kafka)}")
+    say(f"{several(count, 'dead letter')} deleted{_compaction_note(settings.input.kafka, count)}")
 
 
-def _compaction_note(kafka: KafkaSettings | None) -> str:
-    return f"; their bytes remain until the brokers compact {kafka.letters}" if kafka is not None else ""
+def _compaction_note(kafka: KafkaSettings | None, count: int) -> str:
+    if kafka is None or not count:
+        return ""
+    return f"; {'its' if count == 1 else 'their'} bytes remain until the brokers compact {kafka.letters}"
 
 
 # Erasing a consumer ---------------------------------------------------------------------------------------------------
@@ -179,7 +181,7 @@ def _erase_in_brokers(settings: Settings, kafka: KafkaSettings, consumer_id: str
         if data.letters:
             confirm(f"erase consumer {consumer_id}: {letters}?", yes=yes)
             view.delete(by_id[letter_id] for letter_id in data.letters)
-    say(f"consumer {consumer_id}: {letters} erased{_compaction_note(kafka) if data.letters else ''}")
+    say(f"consumer {consumer_id}: {letters} erased{_compaction_note(kafka, len(data.letters))}")
     if data.doubtful:
         advice = "to look at them: shipper dead-letters show ID; to delete them: shipper dead-letters purge ID"
         _report_doubtful(data.doubtful, advice)

@@ -53,8 +53,7 @@ def answer_until(snapshot: Snapshot, until: float, limit: int | None = LISTED, n
     lines = [f"no: cannot confirm that everything written up to {iso(until)} is settled", *notes]
     if not snapshot.state.has_inputs:
         return [*lines, "  no inputs are known yet: nothing has been shipped from here"]
-    if until > snapshot.at:
-        lines.append(f"  that is {span(until - snapshot.at)} in the future; it is now {iso(snapshot.at)}")
+    lines += _future_lines(until, snapshot.at)
     if snapshot.has_files_left:
         lines.append(
             "  not all files of the last run have been read to their ends; `backfill` them again if it has ended"
@@ -65,6 +64,10 @@ def answer_until(snapshot: Snapshot, until: float, limit: int | None = LISTED, n
         lines.append(f"  {several(len(late), 'input is', 'inputs are')} not settled up to then:")
         lines += stream_table(late, snapshot, limit)
     return [*lines, *headline(snapshot), *unreachable_lines(snapshot), *_unmatched_lines(snapshot)]
+
+
+def _future_lines(until: float, now: float) -> list[str]:
+    return [f"  that is {span(until - now)} in the future; it is now {iso(now)}"] if until > now else []
 
 
 def one_line(snapshot: Snapshot) -> str:
@@ -291,14 +294,20 @@ def group_lines(snapshot: GroupStatus) -> list[str]:
     if snapshot.until is not None and snapshot.is_delivered:
         lines.append(f"yes: everything written up to {iso(snapshot.until)} is delivered{letters}")
     elif snapshot.until is not None:
-        late = f"; open: {', '.join(snapshot.late)}" if snapshot.late else ""
+        is_future = snapshot.until > snapshot.at
+        late = f"; open: {', '.join(snapshot.late)}" if snapshot.late and not is_future else ""
         lines.append(f"no: cannot confirm that everything written up to {iso(snapshot.until)} is settled{late}")
+        lines += _future_lines(snapshot.until, snapshot.at)
+        if snapshot.late and snapshot.members and not is_future:
+            lines.append("  if delivery pauses, only the members know why: see their status page, /readyz, or log")
     orphans = sum(f"{item.topic}/{item.partition}" not in snapshot.owners for item in snapshot.partitions)
     without = f" ({orphans:,} without a member)" if orphans else ""
     lines.append(
         f"group {snapshot.group}: {snapshot.state}, {several(snapshot.members, 'member')}, "
         f"{several(len(snapshot.partitions), 'partition')}{without}, {several(snapshot.lag_records, 'record')} behind"
     )
+    if snapshot.lag_records and not snapshot.members:
+        lines.append("no member is running; to start one: shipper run")
     if snapshot.dead_letters is None:
         lines.append(snapshot.problem)
     else:

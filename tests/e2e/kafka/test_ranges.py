@@ -36,8 +36,8 @@ def test_a_range_of_offsets_is_read_exactly_once(group: Group, broker: Broker, s
     assert (letter.value, letter.headers["shipper.offset"]) == (b"bad", b"150")
     counts = sums(broker.table(group.ledger))
     assert (counts["read"], counts["accepted"], counts["dead_lettered"], counts["rows_accepted"]) == (101, 100, 1, 100)
-    again = backfill(group, address)
-    assert (again.returncode, again.counts()) == (0, (0, 0, 0, 0, 0)), again.stderr
+    again = group.shipper.run("backfill", address, settings=QUICK, check=False)
+    assert (again.returncode, "everything was settled before" in again.stderr) == (0, True), again.stderr
     other = backfill(group, address, "--again", "once")
     assert other.counts() == (101, 100, 1, 0, 0), other.stderr
     assert service.received == 200
@@ -65,6 +65,12 @@ def test_a_range_of_times_is_resolved_by_the_brokers_and_later_records_are_read_
     broker.produce(group.topic, values(sample, 300, 310))
     assert backfill(group, *opened).counts()[:2] == (10, 10)
     service.assert_holds_exactly(sample.ids[100:310])
+    later = [f"kafka://{group.topic}", "--since", f"{noon + timedelta(days=2):%Y-%m-%d}"]
+    for options in ((), ("--dry-run",)):
+        nothing = group.shipper.run("backfill", *later, *options, settings=QUICK, check=False)
+        said = nothing.stdout + nothing.stderr
+        assert (nothing.returncode, "there are no messages in this range\n" in said) == (0, True), nothing
+        assert "settled before" not in said
 
 
 def test_a_range_ends_even_if_no_record_is_at_its_end(group: Group, broker: Broker, service: Service, sample: Sample):
@@ -85,11 +91,13 @@ def test_missing_records_partitions_and_topics_are_named(
         f"kafka://{group.topic}/7": f"topic {group.topic} has no partition 7",
         f"kafka://{group.topic}/0:9-9": "must increase",
         "kafka://": "use kafka://TOPIC",
-        "kafka://nowhere": "nowhere: the topic does not exist",
+        "kafka://nowhere": "nowhere: the topic does not exist; correct its name",
     }
     for address, words in wrong.items():
-        refused = group.shipper.run("backfill", address, check=False)
-        assert (refused.returncode, words in refused.stderr) == (2, True), refused.stderr
+        for options in ((), ("--dry-run",)):
+            refused = group.shipper.run("backfill", address, *options, check=False)
+            assert (refused.returncode, words in refused.stderr) == (2, True), refused.stderr
+            assert "input.kafka.topics" not in refused.stderr
     stopped = backfill(group, f"kafka://{group.topic}/0:50-100")
     assert (stopped.returncode, stopped.counts()) == (4, (0, 0, 0, 0, 0)), stopped.stderr
     assert "records 50 to 59 were deleted before they were read" in stopped.stderr
