@@ -169,7 +169,10 @@ class Machine:
             f"lowerdir={place},upperdir={folder}/layer{place}/upper,workdir={folder}/layer{place}/work {place}"
             for place in ("/etc", "/opt", "/usr/local", "/var/lib", "/var/log")
         )
-        script = f"set -e\nmkdir {folder}/layer\nmount -t tmpfs tmpfs {folder}/layer\n{copies}\necho ready\nread _"
+        hidden = "rm -rf /etc/shipper /opt/shipper /var/lib/shipper"  # of a real installation; only in the overlays
+        script = (
+            f"set -e\nmkdir {folder}/layer\nmount -t tmpfs tmpfs {folder}/layer\n{copies}\n{hidden}\necho ready\nread _"
+        )
         self._process = subprocess.Popen(
             ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script],
             stdin=subprocess.PIPE,
