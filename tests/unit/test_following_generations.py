@@ -229,6 +229,21 @@ def test_a_file_of_which_nothing_was_read_is_read_from_its_start_when_it_comes_b
     assert bench.is_delivered(LATER)
 
 
+def test_an_archive_with_the_inode_of_its_original_waits_while_there_is_a_copy(bench: Bench):
+    """It was moved by copying and then compressed while shipper was stopped; the copy is deleted once it has looked."""
+    bench.stop()
+    path = bench.folder / NAME
+    copy = Path(shutil.copy(path, bench.folder / "copy.log"))
+    archive = path.rename(bench.folder / "archive.log")  # as if the archive had been given its inode
+    archive.write_bytes(gzip.compress(copy.read_bytes()))
+    bench.start("*.log")
+    copy.unlink()
+    assert ship_late(bench, 50.0) == []
+    bench.stop()
+    bench.start("*.log")
+    assert ship_late(bench, 90.0) == []
+
+
 def test_a_deleted_copy_that_continued_another_one_is_no_gap(bench: Bench):
     path = bench.folder / NAME
     bench.write(NAME, lines(10, 300))
