@@ -124,6 +124,7 @@ class Life:
     """
     Attributes:
         path: Where the file is; None = deleted.
+        deleted_at: Where it was when it was deleted.
         disk_bytes: How much of the content is on disk.
         is_copy: Whether the file is a copy of the one that was written.
         is_held: Whether the shipper has the file open, or will search for it.
@@ -138,6 +139,7 @@ class Life:
 
     number: int
     path: Path | None
+    deleted_at: Path | None = None
     is_matched: bool = True
     is_written: bool = True
     content: bytes = b""
@@ -368,7 +370,8 @@ class Sources(RuleBasedStateMachine):
             assert life is None, "a stream contains two lives"
             alike = [each for each in self.lives if self.is_of(chunk, each)]
             # Several if only a banner or the first byte of an incomplete line was read.
-            life = next((each for each in alike if str(each.path) == chunk.stream.path), alike[-1])
+            path = chunk.stream.path
+            life = max(reversed(alike), key=lambda each: (str(each.path) == path, str(each.deleted_at) == path))
             self.streams[chunk.stream.stream_id] = life
         return life
 
@@ -739,6 +742,7 @@ class Sources(RuleBasedStateMachine):
         life = self.draw(data, self.decided())
         assert life.path is not None
         self.unlink(life.path)
+        life.deleted_at = life.path
         if life.is_copy or life.compression or not life.is_held or not life.is_matched:
             life.leave(after=life.read_at)
         self.vanish(life)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -182,6 +183,65 @@ def test_a_copy_with_the_inode_of_an_earlier_copy_is_not_read(bench: Bench, name
     bench.start(NAME)
     assert ship_late(bench, 100.0) == []
     assert bench.is_delivered(LATER)
+
+
+@pytest.mark.parametrize("is_seen_empty", [True, False])
+@pytest.mark.parametrize("unread", [b"", b"{"])
+@pytest.mark.parametrize("name", ["copy.log", "other.log"])
+@pytest.mark.parametrize("suffix", ["", "gz"])
+def test_a_copy_with_the_inode_of_a_file_of_which_nothing_was_read_is_not_read(
+    bench: Bench, suffix: str, name: str, unread: bytes, is_seen_empty: bool
+):
+    """The file system gives it the inode of the deleted file; and it may be seen before it is written."""
+    bench.stop()
+    other = bench.write("other.log", unread)
+    bench.start("*.log")
+    assert ship_late(bench, 10.0) == []
+    kept = other.rename(bench.folder.with_name("kept"))
+    assert ship_late(bench, 50.0) == []
+    path = bench.folder / NAME
+    whole = path.read_bytes()
+    copy = kept.rename(bench.folder / name)  # as if the copy had been given its inode
+    copy.write_bytes(b"")
+    if is_seen_empty:
+        assert bench.ship(80.0) == b""
+    copy.write_bytes(gzip.compress(whole) if suffix else whole)
+    path.unlink()
+    assert ship_late(bench, 90.0) == []
+    bench.stop()
+    bench.start("*.log")
+    assert ship_late(bench, 130.0) == []
+    assert bench.is_delivered(LATER)
+
+
+def test_a_file_of_which_nothing_was_read_is_read_from_its_start_when_it_comes_back(bench: Bench):
+    bench.stop()
+    other = bench.write("other.log", b"{")
+    bench.start("*.log")
+    assert ship_late(bench, 10.0) == []
+    kept = other.rename(bench.folder.with_name("kept"))
+    assert ship_late(bench, 50.0) == []
+    bench.write(kept.rename(other).name, lines(10, 20)[1:])
+    assert ship_late(bench, 90.0) == lines(10, 20).splitlines(keepends=True)
+    bench.stop()
+    bench.start("*.log")
+    assert ship_late(bench, 130.0) == []
+    assert bench.is_delivered(LATER)
+
+
+def test_an_archive_with_the_inode_of_its_original_waits_while_there_is_a_copy(bench: Bench):
+    """It was moved by copying and then compressed while shipper was stopped; the copy is deleted once it has looked."""
+    bench.stop()
+    path = bench.folder / NAME
+    copy = Path(shutil.copy(path, bench.folder / "copy.log"))
+    archive = path.rename(bench.folder / "archive.log")  # as if the archive had been given its inode
+    archive.write_bytes(gzip.compress(copy.read_bytes()))
+    bench.start("*.log")
+    copy.unlink()
+    assert ship_late(bench, 50.0) == []
+    bench.stop()
+    bench.start("*.log")
+    assert ship_late(bench, 90.0) == []
 
 
 def test_a_deleted_copy_that_continued_another_one_is_no_gap(bench: Bench):
