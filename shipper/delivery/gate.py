@@ -261,7 +261,7 @@ class Gate:
             return Admission(now, self.in_flight, bool(self.reason))
 
     def refund(self, events: int) -> None:
-        """Give back the rate limit of admitted events that are not sent."""
+        """Take back what admitted events that are not sent have used of the rate limit."""
         self._paced_until -= events * self._seconds_per_event
         self._notify()
 
