@@ -73,8 +73,7 @@ class _Pending(NamedTuple):
     """The contents of one transaction."""
 
     checkpoints: Sequence[Checkpoint]
-    sessions: list[tuple[KafkaStream, Session]]
-    mistakes: list[dict[str, int]]
+    sessions: list[tuple[KafkaStream, Session, dict[str, int]]]  # with the `saved_mistakes` of the stream
 
 
 class TransactionStore:
@@ -151,7 +150,7 @@ class TransactionStore:
             if not is_committed:
                 return SaveResult([], requested)
             self._member.note_committed(self._now() - started_at)
-            for (stream, session), mistakes in zip(pending.sessions, pending.mistakes, strict=True):
+            for stream, session, mistakes in pending.sessions:
                 stream.saved_mistakes = mistakes
                 stream.session = Session() if len(session.sums) > _SESSION_KEYS_MAX else session
                 stream.unreachable = 0
@@ -172,7 +171,7 @@ class TransactionStore:
             raise name_taken_error(self._settings)
         if self._producer is None:
             self._producer = self._new_producer(_CALL_S)
-        producer, pending, offsets = self._producer, _Pending(checkpoints, [], []), []
+        producer, pending, offsets = self._producer, _Pending(checkpoints, []), []
         by_stream: dict[int, list[Checkpoint]] = {}
         for checkpoint in checkpoints:
             by_stream.setdefault(checkpoint.stream.stream_id, []).append(checkpoint)
@@ -188,13 +187,12 @@ class TransactionStore:
                     for rejection in checkpoint.rejections
                 ]
                 session, rows = add_checkpoints(stream, group, self._settings.group_id)
-                pending.sessions.append((stream, session))
+                mistakes = stream.mistakes_with(group)
+                pending.sessions.append((stream, session, mistakes))
                 for topic, documents in ((self._settings.letters, letters), (self._settings.ledger, rows)):
                     produce(producer, topic, documents, self._note_delivery)
                 position = stream.position_at(group[-1].end_offset)
                 last = stream.message_end(group[-1].end_offset)
-                mistakes = stream.mistakes_with(group)
-                pending.mistakes.append(mistakes)
                 metadata = metadata_text(stream.topic_id, stream.settled_until_with(position), last, mistakes)
                 offsets.append(TopicPartition(*stream.topic_partition, position, metadata=metadata))
             crash_point("save.written")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from msgspec import Struct, field
 
-from shipper.model.records import Checkpoint, Chunk, LedgerKey, Rejection, Stream
+from shipper.model.records import RECORD_GAP_BYTES, Checkpoint, Chunk, LedgerKey, Rejection, Stream
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -41,7 +41,6 @@ _BLANKS: Final = b" \t\r\n\0"
 _FIRST: Final = itemgetter(0)
 _SECOND: Final = itemgetter(1)
 _BRACE: Final = ord("{")
-_GAP_BYTES: Final = 16  # between adjacent records; too small for another record
 _FRAME_BYTES: Final = 5  # of a schema registry: a zero byte and a schema id
 
 
@@ -273,11 +272,11 @@ class KafkaStream(Stream, kw_only=True):
         end = checkpoints[-1].end_offset
         for checkpoint in reversed(checkpoints):
             for rejection in reversed(checkpoint.rejections):
-                if rejection.delivery != "invalid" or end - rejection.end_offset >= _GAP_BYTES:
+                if rejection.delivery != "invalid" or end - rejection.end_offset >= RECORD_GAP_BYTES:
                     return counts
                 counts[rejection.rule] += 1
                 end = rejection.start_offset
-            if end - checkpoint.start_offset >= _GAP_BYTES:
+            if end - checkpoint.start_offset >= RECORD_GAP_BYTES:
                 return counts
         return counts + Counter(self.saved_mistakes)
 

@@ -41,6 +41,7 @@ DeliveryClass = Literal["invalid", "rejected", "ambiguous"]
 # Bytes before a checkpoint that identify a stream: more than a record, as the ends of records are similar, and files
 # with the same beginning may have the same length.
 MARKER_BYTES: Final = 512
+RECORD_GAP_BYTES: Final = 16  # maximum between adjacent records, exclusive; too small for another record
 
 
 def digest(data: bytes) -> bytes:

@@ -389,30 +389,29 @@ class StreamIndex:
         stream = self.at(file_id_of(content.status()))
         if stream is None:
             return None
-        if compare(content, stream) != "same" or self._may_be_another(content, stream, path):
+        is_renamed = stream.path != str(path) and not _is_at_its_path(stream)
+        if compare(content, stream) != "same" or self._may_be_another(content, stream, is_renamed=is_renamed):
             report = log.info if stream.is_settled else log.warning  # either the inode was reused, or data is lost
             report("source_replaced", path=shown(path), checkpoint=stream.checkpoint, size=content.size())
             self._displace(stream)
             return None
-        may_be_copy |= stream.path != str(path) and not _is_at_its_path(stream)
-        if may_be_copy and self._find_original(content, stream, self._alike(content)) is not None:
+        if (may_be_copy or is_renamed) and self._find_original(content, stream, self._alike(content)) is not None:
             self._displace(stream)
             return None
         if stream.stream_id in self._lost:
             self._recover(stream)
-        if stream.path != str(path) and not _is_at_its_path(stream):
+        if is_renamed:
             set_path(stream, str(path))
         stream.path = str(path)
         return stream
 
-    def _may_be_another(self, content: Content, stream: Stream, path: Path) -> bool:
+    def _may_be_another(self, content: Content, stream: Stream, *, is_renamed: bool) -> bool:
         """
         Return whether a file may only have the inode of a stream's file that was deleted.
 
         That is so if it is compressed and the other was not, which renaming does not change; or if nothing was read, so
         that there are no bytes to compare. If it is the same file after all, another stream reads it from its start.
         """
-        is_renamed = stream.path != str(path) and not _is_at_its_path(stream)
         if is_renamed and content.compression != stream.compression:
             return True  # its bytes alone identify it
         is_unread = not (stream.head.length or stream.checkpoint or stream.read_offset)

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
-from shipper.model.records import Head, Marker, Stream, StreamKind, digest
+from shipper.model.records import RECORD_GAP_BYTES, Head, Marker, Stream, StreamKind, digest
 from shipper.state.schema import reading
 from shipper.state.sqlite import fetch, translate_errors
 
@@ -20,7 +20,6 @@ _COLUMNS: Final = (
 )
 _SETTLED: Final = ("checkpoint", "marker_bytes", "marker_digest", "settled_until", "updated_at")
 _MISTAKES_MAX: Final = 10_000
-_GAP_BYTES: Final = 16  # between adjacent records; too small for another record
 
 
 def _upsert(updated: Sequence[str]) -> str:
@@ -84,7 +83,7 @@ class StreamTable:
                 (_MISTAKES_MAX,),
             )
             for stream_id, start, end, rule in rows:
-                if not 0 <= starts.get(stream_id, -1) - end < _GAP_BYTES:
+                if not 0 <= starts.get(stream_id, -1) - end < RECORD_GAP_BYTES:
                     break
                 starts[stream_id] = start
                 mistakes = streams[stream_id].mistakes
