@@ -51,7 +51,7 @@ log = structlog.get_logger("kafka")
 _FETCH_BYTES: Final = 3 << 18  # fetched at once, so that each partition yields one chunk
 _FETCH_MESSAGES_MAX: Final = 5000
 _POLL_S: Final = 0.05
-_PAUSED_POLL_S: Final = 0.5
+_RETRY_S: Final = 0.5
 _PAUSE_AFTER_S: Final = 1.0  # pausing discards fetched messages, so it is not worth it for short waits
 _QUEUED_BYTES: Final = 2 << 20
 _QUEUED_CHUNKS: Final = 64
@@ -285,7 +285,7 @@ class Member:
             if not self._is_closing and self.failure is None:  # the client raised an invalid exception
                 self._fail(ShipperError("the thread polling the brokers has failed"))
             while not self._is_closing:
-                self._wait_for_wakeup(_PAUSED_POLL_S)
+                self._wait_for_wakeup(_POLL_S)
             self._consumer.close()
 
     def _fail(self, error: ShipperError) -> None:
@@ -315,7 +315,7 @@ class Member:
                 return
             self._pause(True)
         self._revoked.clear()
-        messages = self._consumer.consume(self._fetch_count, _PAUSED_POLL_S if self._is_paused else _POLL_S)
+        messages = self._consumer.consume(self._fetch_count, _POLL_S)
         if self._now() >= self._membership_read_at + _MEMBERSHIP_INTERVAL_S:
             self._membership_read_at, self.membership = self._now(), self._read_membership()
         self._enqueue(messages)
@@ -536,7 +536,7 @@ class Member:
                 if isinstance(exception, TimeoutError) or error.code() == KafkaError._TIMED_OUT:
                     # A client that knows a coordinator waits for it for ever, even if another broker has taken over.
                     self.admin = AdminClient(self._properties)
-                self._wait_for_wakeup(_PAUSED_POLL_S)
+                self._wait_for_wakeup(_RETRY_S)
         return {}
 
     def _fill_from_ledger(self, offsets: Mapping[Partition, PartitionOffsets]) -> dict[Partition, PartitionOffsets]:

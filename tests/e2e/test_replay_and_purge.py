@@ -91,6 +91,9 @@ def test_a_replay_sends_the_selected_letters_once_under_the_current_rules(
     service.assert_holds_exactly(sample.ids[10:13])
     for none in (["--delivery", "rejected"], ["--since", "2999-01-01"]):
         assert letters(shipper, "list", *none).stdout == "no dead letters match\n"
+        for command in (["replay", "--dry-run"], ["replay"], ["export"]):
+            result = letters(shipper, *command, *none)
+            assert (result.returncode, result.stderr.splitlines()[0]) == (0, "no dead letters match")
 
     result = letters(shipper, "replay")
     assert result.returncode == 3

@@ -18,7 +18,6 @@ from shipper.cli.common import (
     prepare,
     print_json,
     readable_state,
-    say,
     several,
     state_on_disk,
     tolerate_closed_stdout,
@@ -31,6 +30,7 @@ from shipper.cli.dead_letters.selection import (
     format_counts,
     letter_name,
     letters_in,
+    report_empty,
     unknown_ids,
     warn_about_truncated,
 )
@@ -120,8 +120,7 @@ def export(filters: Filters, output: OutputOption = "", *, options: SettingsOpti
     whole = msgspec.structs.replace(selection, is_whole=True)
     target = check_target(output)
     with letters_in(readable_state(prepare(options))) as letters:
-        if not letters.count_by_rule():
-            say(empty_message(selection))
+        report_empty(letters, selection)
         header = _common_header(letters.headers(whole))
         with open_target(target) as out:
             out.write(header)

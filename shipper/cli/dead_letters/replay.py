@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from shipper.cli.commands import flag, option
 from shipper.cli.common import RATE_KEY, RateOption, SettingsOptions, prepare, readable_state, several, state_on_disk
 from shipper.cli.control import connect_to_running, send_request
-from shipper.cli.dead_letters.selection import Filters, group_names, letters_in, warn_about_truncated
+from shipper.cli.dead_letters.selection import Filters, group_names, letters_in, report_empty, warn_about_truncated
 from shipper.cli.shipping import SummaryForm, SummaryOption, print_summary, ship
 from shipper.config.settings import Settings, require_endpoint
 from shipper.model.errors import StateInUseError
@@ -57,6 +57,8 @@ def replay(
         is_group = settings.input.kafka is not None
         raise typer.Exit(_dry_run(readable_state(settings), selection, limit, is_group=is_group))
     with state_on_disk(settings) as (on_disk, view):
+        with letters_in(on_disk) as letters:
+            report_empty(letters, selection)
         if view is not None:  # replay a copy, and write changes back to the brokers
             view.begin_replay(settings.input.max_record_bytes)
             assert settings.input.kafka is not None
@@ -118,6 +120,7 @@ def _request_replay(
 def _dry_run(settings: Settings, selection: Selection, limit: int | None, *, is_group: bool) -> int:
     """Validate the letters without sending them; return the exit code."""
     with letters_in(settings) as letters:
+        report_empty(letters, selection)
         ids = letters.ids(replace(selection, is_whole=True), limit)
         valid, failed = _validate(settings, letters, ids, group_names(letters).__getitem__ if is_group else int)
         has_truncated = warn_about_truncated(letters, selection)

@@ -61,6 +61,12 @@ def empty_message(selection: Selection, reasons: Collection[str] = ()) -> str:
     return f"no dead letters match{f'; did you mean --reason {similar[0]}?' if similar else ''}"
 
 
+def report_empty(letters: Letters, selection: Selection) -> None:
+    """Say so if no dead letter is selected."""
+    if not letters.count_by_rule(selection):
+        say(empty_message(selection, letters.count_by_rule()))
+
+
 def letter_name(letter: DeadLetter, *, is_group: bool) -> int | str:
     """Return the ID of a letter for commands. The numbers of a group's letters are those of one copy."""
     return f"{letter.path}:{letter.start_offset}" if is_group else letter.id
