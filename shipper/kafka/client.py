@@ -40,10 +40,11 @@ FENCED: Final = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVA
 """Another client uses the same transactional id."""
 PURGED: Final = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 """Errors of messages whose transaction failed for another reason."""
-_MOVING: Final = {
+_TRANSIENT: Final = {
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
 }
 _UNCONNECTED: Final = {KafkaError._TRANSPORT, KafkaError._RESOLVE, KafkaError._ALL_BROKERS_DOWN}
 _NO_TLS: Final = "PLAINTEXT broker listener"  # in the message of the client
@@ -164,15 +165,15 @@ def flush(producer: Producer, limit_s: float) -> bool:
         raise cause or error from None
 
 
-def _is_moving(exception: BaseException) -> bool:
+def _is_transient(exception: BaseException) -> bool:
     error = error_of(exception)
-    return isinstance(exception, KafkaException) and (error.retriable() or error.code() in _MOVING)
+    return isinstance(exception, KafkaException) and (error.retriable() or error.code() in _TRANSIENT)
 
 
-retry_while_moving: Final = retry(
-    retry=retry_if_exception(_is_moving), stop=stop_after_delay(5), wait=wait_fixed(0.25), reraise=True
+retry_transient: Final = retry(
+    retry=retry_if_exception(_is_transient), stop=stop_after_delay(5), wait=wait_fixed(0.25), reraise=True
 )
-"""Decorator: repeat a call for up to 5 s while the group coordinator is unavailable."""
+"""Decorator: repeat a call for up to 5 s while the group coordinator is unavailable or a transaction is open."""
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------

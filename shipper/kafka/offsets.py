@@ -24,7 +24,7 @@ from shipper.kafka.client import (
     ConnectionErrors,
     client_properties,
     error_of,
-    retry_while_moving,
+    retry_transient,
     topic_exception,
     translate_errors,
 )
@@ -76,12 +76,19 @@ class PartitionOffsets(NamedTuple):
 
 
 def read_offsets(
-    admin: AdminClient, group_id: str, topics: Sequence[str], limit_s: float, *, are_arguments: bool = False
+    admin: AdminClient,
+    group_id: str,
+    topics: Sequence[str],
+    limit_s: float,
+    *,
+    is_stable: bool = True,
+    are_arguments: bool = False,
 ) -> dict[Partition, PartitionOffsets]:
     """
     Query the offsets of all partitions of topics.
 
     Args:
+        is_stable: As for `committed_offsets`.
         are_arguments: The topics are from the command line, not from the settings.
     Raises:
         KafkaException, TimeoutError: The brokers do not answer, or a topic does not exist.
@@ -96,7 +103,7 @@ def read_offsets(
     partitions = [
         TopicPartition(name, partition.id) for name, topic in topics_by_name.items() for partition in topic.partitions
     ]
-    committed = committed_offsets(admin, group_id, partitions, limit_s)
+    committed = committed_offsets(admin, group_id, partitions, limit_s, is_stable=is_stable)
     known = {topic for (topic, _), position in committed.items() if position.offset >= 0}
     lows, highs = (
         offsets_at(admin, partitions, spec, limit_s) for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
@@ -120,14 +127,27 @@ def read_offsets(
 
 
 def committed_offsets(
-    admin: AdminClient, group_id: str, partitions: Sequence[TopicPartition], limit_s: float
+    admin: AdminClient,
+    group_id: str,
+    partitions: Sequence[TopicPartition],
+    limit_s: float,
+    *,
+    is_stable: bool = True,
 ) -> dict[Partition, TopicPartition]:
-    """Query the committed offsets of a group; negative = none. Raises the same errors as `read_offsets`."""
+    """
+    Query the committed offsets of a group; negative = none.
+
+    Args:
+        is_stable: Wait for open transactions, which may commit greater offsets.
+    Raises:
+        KafkaException, TimeoutError: As for `read_offsets`.
+    """
     wanted = [ConsumerGroupTopicPartitions(group_id, [*partitions])]
 
-    @retry_while_moving
+    @retry_transient
     def query() -> list[TopicPartition]:
-        (future,) = admin.list_consumer_group_offsets(wanted, require_stable=True, request_timeout=limit_s).values()
+        answers = admin.list_consumer_group_offsets(wanted, require_stable=is_stable, request_timeout=limit_s)
+        (future,) = answers.values()
         committed: list[TopicPartition] = future.result(limit_s).topic_partitions
         for position in committed:
             if position.error is not None:
@@ -267,7 +287,7 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
     with translate_errors(settings, f"group {settings.group_id} cannot be examined"):
         admin, errors = _open_admin(settings)
         with errors.explaining(settings, admin.poll):
-            offsets = read_offsets(admin, settings.group_id, settings.topics, _CALL_S)
+            offsets = read_offsets(admin, settings.group_id, settings.topics, _CALL_S, is_stable=False)
             (future,) = admin.describe_consumer_groups([settings.group_id], request_timeout=_CALL_S).values()
             group = future.result(_CALL_S)
             firsts: dict[Partition, int] = {}
@@ -388,7 +408,9 @@ class Selection(Struct, kw_only=True):
         with translate_errors(kafka, f"{', '.join(kafka.topics)} cannot be examined"):
             admin, errors = _open_admin(kafka)
             with errors.explaining(kafka, admin.poll):
-                offsets = read_offsets(admin, kafka.group_id, kafka.topics, _CALL_S, are_arguments=True)
+                offsets = read_offsets(
+                    admin, kafka.group_id, kafka.topics, _CALL_S, is_stable=False, are_arguments=True
+                )
 
             def offsets_from(time_s: float | None, bounds: Mapping[Partition, int]) -> Mapping[Partition, int]:
                 if time_s is None:

@@ -25,7 +25,7 @@ from shipper.kafka.client import (
     missing_topic,
     producer_properties,
     required_right,
-    retry_while_moving,
+    retry_transient,
 )
 from shipper.model.errors import ConfigError, StateUnwritableError
 
@@ -220,7 +220,7 @@ class Topics:
         except KafkaException as exception:
             yield self._finding_of("transactions", error_of(exception))
 
-    @retry_while_moving
+    @retry_transient
     def _describe_group(self) -> Any:
         (future,) = self._admin.describe_consumer_groups(
             [self._settings.group_id], include_authorized_operations=True, request_timeout=_CALL_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import Counter
@@ -24,6 +25,8 @@ def test_a_kill_during_the_commit_loses_and_repeats_nothing(
     broker.produce(group.topic, [*values(sample, 0, 1000), *bad])
     service.set_faults({"effect": "delay", "seconds": 0.1})  # so that not all is settled in the first save
     group.killed(f"{point}:2", {"batch.max_events": 50, "delivery.concurrency": 4})
+    status = group.shipper.run("status", "--json", check=False)
+    assert json.loads(status.stdout)["lag_records"] > 0, "an open transaction hides nothing"
     counts = sums(broker.table(group.ledger))
     assert counts["read"] == sum(broker.committed(group.name, group.topic).values())
     running = group.member()

@@ -154,7 +154,9 @@ def test_held_records_are_no_dead_letters_after_a_restart_either(group: Group, b
 
 def test_what_is_delivered_stays_known_when_a_member_starts(group: Group, broker: Broker, sample: Sample):
     def seen() -> dict[str, object]:
-        (partition,) = json.loads(group.shipper.run("status", "--json").stdout)["partitions"][:1]
+        shown = group.shipper.run("status", "--json")
+        assert shown.stdout, shown.stderr
+        (partition,) = json.loads(shown.stdout)["partitions"][:1]
         return partition  # type: ignore[no-any-return]
 
     broker.produce(group.topic, values(sample, 0, 10), partition=0)
