@@ -278,8 +278,9 @@ def _delivering(snapshot: Snapshot, live: Live) -> Headline:
 def _waiting(live: Live) -> str:
     oldest = live.oldest_unsettled_seconds
     since = f", the oldest for {span(oldest)}" if live.pending and oldest is not None else ""
-    lag = "" if live.group is not None else f" and {size(live.lag_bytes)}"
-    return f"{several(live.pending, 'record')}{lag} wait{since}."
+    if live.group is None:
+        return f"{several(live.pending, 'record')} and {size(live.lag_bytes)} wait{since}."
+    return f"{several(max(live.pending, live.group.lag_records), 'record')} wait{since}."
 
 
 def _capitalized(text: str) -> str:

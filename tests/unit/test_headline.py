@@ -211,3 +211,9 @@ def member(live: Live, *partitions: tuple[int, float | None]) -> Live:
 def test_a_member_is_up_to_date_only_as_of_the_last_known_ends(live: Live, state: str, text: str):
     headline = headline_of(live)
     assert (headline.state, headline.text(NOW)) == (state, text)
+
+
+def test_a_paused_member_counts_the_records_that_it_has_not_read():
+    pauses = [Pause("input_unlike_records", "", "", NOW)]
+    shown = headline_of(member(replace(LIVE, pauses=pauses), (40, None), (2, None)))
+    assert shown.sub == "42 records wait. Records are held back until this is corrected."

@@ -14,8 +14,9 @@ function tiles(live, state, summary, isOpenLine) {
   const refused = live.group ? "by this process" : `${count(live.dead_lettered)} by this process; ${bytes(state.dead_letter_bytes ?? 0)} kept`;
   const scope = live.group ? "those of the group are in a topic" : "dead letters are all that are stored";
   fill("counted", `Counts are for this process since its start; ${scope}.`);
-  const unread = list(live.unreadable).length && live.lag_bytes ? "of files that cannot be read" : "no records waiting";
-  const nothing = isOpenLine ? "an incomplete line" : unread;
+  const lag = live.group ? groupLag(live) : live.lag_bytes;
+  const unsettled = list(live.unreadable).length ? "of files that cannot be read" : "not settled yet";
+  const nothing = isOpenLine ? "an incomplete line" : lag ? unsettled : "no records waiting";
   const wait = isNumber(oldest) ? `oldest record waits for ${duration(oldest)}` : nothing;
   fill(
     "tiles",
@@ -23,7 +24,7 @@ function tiles(live, state, summary, isOpenLine) {
     tile("Pending", count(live.pending), "read but not settled"),
     tile("Dead letters", refusals ? el("a", { href: "#letters" }, count(refusals)) : "0", refused, refusals ? "warn" : ""),
     tile("Duplicates", count(live.duplicates), "accepted before, not sent again"),
-    tile("Lag", live.group ? count(groupLag(live)) : bytes(live.lag_bytes), wait),
+    tile("Lag", live.group ? count(lag) : bytes(lag), wait),
     tile("Time to go", ...timeToGo(live, summary.seconds_to_go, isOpenLine)),
     tile("In flight", inFlight, "requests, of the current limit"),
     tile("Latency", p50, `p95 ${latency(live.latency_p95_seconds)}`),
