@@ -41,7 +41,7 @@ from shipper.kafka.client import (
 from shipper.kafka.documents import ledger_offsets, metadata_text
 from shipper.kafka.offsets import PartitionOffsets, Start, committed_offsets, diverged_at, read_offsets, start_of
 from shipper.kafka.stream import KafkaStream, Partition, Session, new_stream
-from shipper.model.errors import DeliveryGaveUpError, ShipperError
+from shipper.model.errors import ConfigError, DeliveryGaveUpError, ShipperError
 from shipper.model.group import GroupState, Obstacle, PartitionState
 from shipper.model.records import Backlog, Checkpoint, Chunk, Stream
 from shipper.model.units import several
@@ -108,11 +108,9 @@ class Member:
         self._wall_time = wall_time
         self._ranges = ranges
         self._give_up_after_s = give_up_after_s
-        self._properties = client_properties(settings)
-        self.admin = AdminClient(self._properties)
-        self._consumer = Consumer(
-            self._properties | consumer_properties(settings) | {"error_cb": self._note_client_error}
-        )
+        properties = client_properties(settings)
+        self.admin = AdminClient(properties)
+        self._consumer = Consumer(properties | consumer_properties(settings) | {"error_cb": self._note_client_error})
         self._thread = threading.Thread(target=self._run, name="kafka", daemon=True)
         self._portal: BlockingPortal | None = None
         self._pipeline: AttachedPipeline | None = None
@@ -523,19 +521,15 @@ class Member:
         while not self._is_closing:
             self._offsets_read_at = self._wall_time()
             try:
-                # Not with the consumer, which keeps using a dead leader while it waits for this.
-                offsets = read_offsets(self.admin, self._settings.group_id, sorted({key[0] for key in keys}), _CALL_S)
+                offsets = read_offsets(self.admin, self._settings, sorted({key[0] for key in keys}), _CALL_S)
                 selected = {key: offsets[key] for key in keys}
                 if any(partition.committed is None for partition in selected.values()):
                     selected = self._fill_from_ledger(selected)
                 return {key: (partition, start_of(partition, self._settings)) for key, partition in selected.items()}
-            except (KafkaException, TimeoutError) as exception:
+            except (KafkaException, TimeoutError, ConfigError) as exception:  # a changed secret may be unreadable
                 error = error_of(exception)
                 self.note_error(error)
                 log.warning("offsets_unknown", error=describe(error))
-                if isinstance(exception, TimeoutError) or error.code() == KafkaError._TIMED_OUT:
-                    # A client that knows a coordinator waits for it for ever, even if another broker has taken over.
-                    self.admin = AdminClient(self._properties)
                 self._wait_for_wakeup(_RETRY_S)
         return {}
 
@@ -680,9 +674,7 @@ class Member:
             return
         self._ranges_checked_at = now + _RANGE_INTERVAL_S
         try:
-            committed = committed_offsets(
-                self.admin, self._settings.group_id, [TopicPartition(*key) for key in ranges], _CALL_S
-            )
+            committed = committed_offsets(self._settings, [TopicPartition(*key) for key in ranges], _CALL_S)
             unsettled = {key for key, position in committed.items() if position.offset < ranges[key].stop}
             # If a range is empty or does not end with a record, nothing else moves the offset to its end.
             at_range_end = [stream for stream in streams if stream.topic_partition in unsettled and not stream.stopped]
@@ -692,7 +684,7 @@ class Member:
                     for stream in at_range_end
                 ]
                 self._consumer.commit(offsets=offsets, asynchronous=False)
-        except (KafkaException, TimeoutError) as exception:
+        except (KafkaException, ConfigError) as exception:
             self.note_error(error_of(exception))
             return
         self._obstacles.pop("broker_unavailable", None)

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from hashlib import sha256
 from typing import Any, Final, NamedTuple, final
 
-from confluent_kafka import (
-    ConsumerGroupState,
-    ConsumerGroupTopicPartitions,
-    IsolationLevel,
-    TopicCollection,
-    TopicPartition,
-)
+from confluent_kafka import Consumer, ConsumerGroupState, IsolationLevel, TopicCollection, TopicPartition
 from confluent_kafka import KafkaException as KafkaException
 from confluent_kafka.admin import AdminClient, MemberDescription, OffsetSpec
 from msgspec import Struct
@@ -23,6 +18,7 @@ from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import (
     ConnectionErrors,
     client_properties,
+    consumer_properties,
     error_of,
     retry_transient,
     topic_exception,
@@ -77,7 +73,7 @@ class PartitionOffsets(NamedTuple):
 
 def read_offsets(
     admin: AdminClient,
-    group_id: str,
+    settings: KafkaSettings,
     topics: Sequence[str],
     limit_s: float,
     *,
@@ -92,6 +88,7 @@ def read_offsets(
         are_arguments: The topics are from the command line, not from the settings.
     Raises:
         KafkaException, TimeoutError: The brokers do not answer, or a topic does not exist.
+        ConfigError: As for `client_properties`.
     """
     described = admin.describe_topics(TopicCollection([*topics]), request_timeout=limit_s)
     topics_by_name = {}
@@ -103,7 +100,7 @@ def read_offsets(
     partitions = [
         TopicPartition(name, partition.id) for name, topic in topics_by_name.items() for partition in topic.partitions
     ]
-    committed = committed_offsets(admin, group_id, partitions, limit_s, is_stable=is_stable)
+    committed = committed_offsets(settings, partitions, limit_s, is_stable=is_stable)
     known = {topic for (topic, _), position in committed.items() if position.offset >= 0}
     lows, highs = (
         offsets_at(admin, partitions, spec, limit_s) for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
@@ -127,28 +124,26 @@ def read_offsets(
 
 
 def committed_offsets(
-    admin: AdminClient,
-    group_id: str,
-    partitions: Sequence[TopicPartition],
-    limit_s: float,
-    *,
-    is_stable: bool = True,
+    settings: KafkaSettings, partitions: Sequence[TopicPartition], limit_s: float, *, is_stable: bool = True
 ) -> dict[Partition, TopicPartition]:
     """
-    Query the committed offsets of a group; negative = none.
+    Query the committed offsets of the group; negative = none.
+
+    Not with an AdminClient: its requests to a coordinator can abort the process when the coordinator fails (librdkafka
+    issues 4605 and 5040), nor with the client of a member, which keeps asking a dead coordinator.
 
     Args:
         is_stable: Wait for open transactions, which may commit greater offsets.
     Raises:
-        KafkaException, TimeoutError: As for `read_offsets`.
+        KafkaException, ConfigError: As for `read_offsets`.
     """
-    wanted = [ConsumerGroupTopicPartitions(group_id, [*partitions])]
+    isolation = "read_committed" if is_stable else "read_uncommitted"
+    properties = client_properties(settings) | consumer_properties(settings) | {"isolation.level": isolation}
 
     @retry_transient
     def query() -> list[TopicPartition]:
-        answers = admin.list_consumer_group_offsets(wanted, require_stable=is_stable, request_timeout=limit_s)
-        (future,) = answers.values()
-        committed: list[TopicPartition] = future.result(limit_s).topic_partitions
+        with closing(Consumer(properties)) as consumer:  # it does not join the group
+            committed = consumer.committed([*partitions], limit_s)
         for position in committed:
             if position.error is not None:
                 raise KafkaException(position.error)
@@ -287,7 +282,7 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
     with translate_errors(settings, f"group {settings.group_id} cannot be examined"):
         admin, errors = _open_admin(settings)
         with errors.explaining(settings, admin.poll):
-            offsets = read_offsets(admin, settings.group_id, settings.topics, _CALL_S, is_stable=False)
+            offsets = read_offsets(admin, settings, settings.topics, _CALL_S, is_stable=False)
             (future,) = admin.describe_consumer_groups([settings.group_id], request_timeout=_CALL_S).values()
             group = future.result(_CALL_S)
             firsts: dict[Partition, int] = {}
@@ -408,9 +403,7 @@ class Selection(Struct, kw_only=True):
         with translate_errors(kafka, f"{', '.join(kafka.topics)} cannot be examined"):
             admin, errors = _open_admin(kafka)
             with errors.explaining(kafka, admin.poll):
-                offsets = read_offsets(
-                    admin, kafka.group_id, kafka.topics, _CALL_S, is_stable=False, are_arguments=True
-                )
+                offsets = read_offsets(admin, kafka, kafka.topics, _CALL_S, is_stable=False, are_arguments=True)
 
             def offsets_from(time_s: float | None, bounds: Mapping[Partition, int]) -> Mapping[Partition, int]:
                 if time_s is None:

@@ -262,13 +262,19 @@ class TinyAdmin:
             own: _done(SimpleNamespace(offset=len(self.broker.logs[own.partition]) if is_end else 0)) for own in wanted
         }
 
-    def list_consumer_group_offsets(self, wanted: Sequence[Any], **_: object) -> dict[str, Future[Any]]:
-        (group,) = wanted
-        found = [
-            TopicPartition(TOPIC, own.partition, *self.broker.committed.get(own.partition, (-1001, "")))
-            for own in group.topic_partitions
-        ]
-        return {group.group_id: _done(SimpleNamespace(topic_partitions=found))}
+
+class TinyQuery:
+    """A consumer that queries committed offsets."""
+
+    def __init__(self, broker: TinyBroker) -> None:
+        self.broker = broker
+
+    def committed(self, partitions: Sequence[TopicPartition], timeout: float) -> list[TopicPartition]:
+        known = self.broker.committed
+        return [TopicPartition(TOPIC, own.partition, *known.get(own.partition, (-1001, ""))) for own in partitions]
+
+    def close(self) -> None:
+        pass
 
 
 def _done(value: object) -> Future[Any]:

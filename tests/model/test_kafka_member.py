@@ -24,7 +24,17 @@ from shipper.kafka.store import TransactionStore
 from shipper.pipeline import Pipeline
 from tests.conftest import SEED
 from tests.fakes import OK, answer
-from tests.model.kafka_broker import TOPIC, TOPIC_ID, Outcome, Row, TinyAdmin, TinyBroker, TinyConsumer, TinyProducer
+from tests.model.kafka_broker import (
+    TOPIC,
+    TOPIC_ID,
+    Outcome,
+    Row,
+    TinyAdmin,
+    TinyBroker,
+    TinyConsumer,
+    TinyProducer,
+    TinyQuery,
+)
 from tests.stage.pipelines import NOW_S, settings
 from tests.unit.test_codec import line
 
@@ -259,6 +269,7 @@ async def play(actions: list[tuple[Any, ...]]) -> Counter[str]:
         broker = world.broker
         patch.setattr("shipper.kafka.member.Consumer", lambda _: TinyConsumer(broker))
         patch.setattr("shipper.kafka.member.AdminClient", lambda _: TinyAdmin(broker))
+        patch.setattr("shipper.kafka.offsets.Consumer", lambda _: TinyQuery(broker))
         patch.setattr("shipper.kafka.member.ledger_offsets", lambda _: {})
         patch.setattr("shipper.kafka.store.Producer", lambda _: TinyProducer(broker))
         patch.setattr("shipper.pipeline.senders.Endpoint", lambda *_, **__: world.service)
