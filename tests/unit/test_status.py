@@ -16,8 +16,8 @@ from shipper.cli.status import view
 from shipper.cli.status.text import (
     answer_until,
     figures,
+    first_lines,
     group_lines,
-    headline,
     one_line,
     report,
     storage_lines,
@@ -62,10 +62,10 @@ def look(*streams: StreamState, process_id: int | None = 7, says: Live | None = 
 
 
 def test_without_problems_the_first_sentence_says_until_when_everything_is_delivered():
-    assert headline(look(stream(1), stream(2), says=live())) == [
+    assert first_lines(look(stream(1), stream(2), says=live())) == [
         "running since 12:00:00Z (run, process 7); everything written until 14:00:00Z is delivered"
     ]
-    (line,) = headline(look(stream(1), stream(2, 5), says=live()))
+    (line,) = first_lines(look(stream(1), stream(2, 5), says=live()))
     assert line.endswith("everything written until 13:59:00Z is delivered")
 
 
@@ -75,11 +75,11 @@ def test_refused_records_change_the_first_sentence_and_its_colour():
 
     for count, words in ((1, "1 dead letter"), (1200, "1,200 dead letters")):
         refused = look(stream(1), says=live(), dead_letters={"ip": count})
-        (line,) = headline(refused)
+        (line,) = first_lines(refused)
         assert line.endswith(f"; everything written until 14:00:00Z is delivered, except {words}")
         assert drawn_in(refused) == "yellow"
     gone = look(stream(1), says=live(), dead_letters={"ip": 1}, unreachable_bytes=5)
-    assert headline(gone)[0].endswith("except 5 B that were gone before they were read and 1 dead letter")
+    assert first_lines(gone)[0].endswith("except 5 B that were gone before they were read and 1 dead letter")
     assert drawn_in(look(stream(1), says=live())) == "green"
     assert drawn_in(look(stream(1), says=live(pauses=[FORBIDDEN]), dead_letters={"ip": 1})) == "red"
 
@@ -122,7 +122,7 @@ def test_a_report_has_paragraphs():
 
 
 def test_a_pause_comes_first_with_what_to_do_about_it():
-    lines = headline(look(stream(1, 5), says=live(pauses=[FORBIDDEN])))
+    lines = first_lines(look(stream(1, 5), says=live(pauses=[FORBIDDEN])))
     assert lines[:2] == [
         "paused since 13:58:20Z (forbidden): HTTP 403: no; next attempt at 14:00:20Z",
         "  what to do: have it checked",
@@ -141,14 +141,14 @@ def test_a_pause_comes_first_with_what_to_do_about_it():
     ],
 )
 def test_the_end_of_a_stopped_shipper_is_described(says: Live | None, words: str):
-    (line,) = headline(look(stream(), process_id=None, says=says))
+    (line,) = first_lines(look(stream(), process_id=None, says=says))
     assert line.startswith("no shipper is running")
     assert words in line
 
 
 def test_the_pause_of_an_ended_shipper_is_still_shown():
     says = live(phase="stopped", outcome="gave_up", pauses=[FORBIDDEN])
-    lines = headline(look(stream(1, 5), process_id=None, says=says))
+    lines = first_lines(look(stream(1, 5), process_id=None, says=says))
     assert lines[1:] == [
         "at its end: paused since 13:58:20Z (forbidden): HTTP 403: no",
         "  what to do: have it checked",
@@ -157,7 +157,7 @@ def test_the_pause_of_an_ended_shipper_is_still_shown():
 
 def test_a_snapshot_of_another_process_is_ignored():
     seen = look(stream(1, 500), process_id=8, says=live(settled_bytes_per_second=10.0, pauses=[FORBIDDEN]))
-    (line,) = headline(seen)
+    (line,) = first_lines(seen)
     assert line.startswith("process 8 is running, but has not reported yet")
     assert seen.bytes_per_second == 0
     assert "rate" not in "".join(figures(seen))
@@ -166,7 +166,7 @@ def test_a_snapshot_of_another_process_is_ignored():
 def test_unread_named_files_are_not_reported_as_delivered():
     for process_id in (7, None):
         seen = look(stream(), process_id=process_id, says=live(command="backfill", total_bytes=500))
-        assert "not all files have been read to the end" in "".join(headline(seen))
+        assert "not all files have been read to the end" in "".join(first_lines(seen))
         assert seen.delivered_until is None
     assert look(stream(), says=live(total_bytes=500, input_ended=True)).delivered_until == NOW
 
@@ -174,7 +174,7 @@ def test_unread_named_files_are_not_reported_as_delivered():
 def test_lost_bytes_do_not_delay_delivery_but_are_named():
     gone = UnreachableInput(2, "/log/2", 300, NOW - 50)
     seen = look(stream(1), stream(2, 300), says=live(), unreachable=[gone], unreachable_bytes=300)
-    (line,) = headline(seen)
+    (line,) = first_lines(seen)
     assert line.endswith("until 14:00:00Z is delivered, except 300 B that were gone before they were read")
     assert seen.delivered_until == NOW - 60
     assert storage_lines(seen)[-2:] == [
@@ -185,14 +185,14 @@ def test_lost_bytes_do_not_delay_delivery_but_are_named():
 
 
 def test_unknown_or_missing_delivery_is_reported():
-    assert headline(Snapshot(at=NOW)) == ["no shipper is running; nothing has been read yet"]
-    assert headline(look(read=0)) == ["process 7 is running, but has not reported yet; nothing has been read yet"]
-    (line,) = headline(look(stream(1, 5, delivered_until=None), says=live()))
+    assert first_lines(Snapshot(at=NOW)) == ["no shipper is running; nothing has been read yet"]
+    assert first_lines(look(read=0)) == ["process 7 is running, but has not reported yet; nothing has been read yet"]
+    (line,) = first_lines(look(stream(1, 5, delivered_until=None), says=live()))
     assert line.endswith("1 input is delivered only up to an unknown time")
     spool = SpoolState(1, 5000, 1200, None)
-    (line,) = headline(look(spool=spool, says=live()))
+    (line,) = first_lines(look(spool=spool, says=live()))
     assert line.endswith("standard input is delivered only up to an unknown time")
-    (line,) = headline(look(stream(1, 5, delivered_until=None), spool=spool, says=live()))
+    (line,) = first_lines(look(stream(1, 5, delivered_until=None), spool=spool, says=live()))
     assert line.endswith("1 input and standard input are delivered only up to an unknown time")
 
 

@@ -159,11 +159,11 @@ def view(snapshot: Snapshot, width: int, height: int, options: str = "") -> Grou
     from rich.console import Group
     from rich.text import Text
 
-    from shipper.cli.status.text import LISTED, figures, headline, storage_lines, stream_lines
+    from shipper.cli.status.text import LISTED, figures, first_lines, storage_lines, stream_lines
     from shipper.status.headline import headline_of
 
     colour = _COLOURS.get(headline_of(snapshot).state, "red")
-    top = [*(Text(line, colour) for line in headline(snapshot)), *map(Text, figures(snapshot))]
+    top = [*(Text(line, colour) for line in first_lines(snapshot)), *map(Text, figures(snapshot))]
     rest = [Text(line) for line in storage_lines(snapshot, options)]
     used = sum(-(-len(text) // width) for text in (*top, *rest)) + _TABLE_OVERHEAD
     streams = stream_lines(snapshot, max(1, min(LISTED, height - used - 1)))

@@ -33,7 +33,8 @@ def report(snapshot: Snapshot, directory: Path, options: str = "", limit: int | 
     live = snapshot.live
     destination = f"; ships to: {printable(live.destination)}" if live and live.destination else ""
     state = [f"state: {printable(str(directory))}{destination}", *figures(snapshot)]
-    return [*headline(snapshot), "", *state, "", *stream_lines(snapshot, limit), "", *storage_lines(snapshot, options)]
+    inputs, storage = stream_lines(snapshot, limit), storage_lines(snapshot, options)
+    return [*first_lines(snapshot), "", *state, "", *inputs, "", *storage]
 
 
 def answer_until(snapshot: Snapshot, until: float, limit: int | None = LISTED, note: str = "") -> list[str]:
@@ -63,7 +64,7 @@ def answer_until(snapshot: Snapshot, until: float, limit: int | None = LISTED, n
     if late := snapshot.late_streams(until):
         lines.append(f"  {several(len(late), 'input is', 'inputs are')} not settled up to then:")
         lines += stream_table(late, snapshot, limit)
-    return [*lines, *headline(snapshot), *unreachable_lines(snapshot), *_unmatched_lines(snapshot)]
+    return [*lines, *first_lines(snapshot), *unreachable_lines(snapshot), *_unmatched_lines(snapshot)]
 
 
 def _future_lines(until: float, now: float) -> list[str]:
@@ -72,17 +73,17 @@ def _future_lines(until: float, now: float) -> list[str]:
 
 def one_line(snapshot: Snapshot) -> str:
     """Return a snapshot as one line, for a log."""
-    parts = [part.strip() for part in headline(snapshot)]
+    parts = [part.strip() for part in first_lines(snapshot)]
     if live := snapshot.running:
         parts += [_rate(live), f"{live.pending:,} pending"]
     parts += [_to_go(snapshot.lag_bytes, snapshot), f"{several(snapshot.state.kept, 'dead letter')} kept"]
     return f"{iso(snapshot.at)} {'; '.join(parts)}"
 
 
-# Headline ---------------------------------------------------------------------------------------------------------
+# First lines ------------------------------------------------------------------------------------------------------
 
 
-def headline(snapshot: Snapshot) -> list[str]:
+def first_lines(snapshot: Snapshot) -> list[str]:
     """Return pauses with advice, troubles, the state of the process, and until when everything is delivered."""
     live, more = snapshot.running, len(snapshot.troubles) - _TROUBLES_SHOWN
     troubles = [printable(message) for message in snapshot.troubles[:_TROUBLES_SHOWN]]
