@@ -674,7 +674,7 @@ class Member:
             return
         self._ranges_checked_at = now + _RANGE_INTERVAL_S
         try:
-            committed = committed_offsets(self._settings, [TopicPartition(*key) for key in ranges], _CALL_S)
+            committed = committed_offsets(self._consumer, [TopicPartition(*key) for key in ranges], _CALL_S)
             unsettled = {key for key, position in committed.items() if position.offset < ranges[key].stop}
             # If a range is empty or does not end with a record, nothing else moves the offset to its end.
             at_range_end = [stream for stream in streams if stream.topic_partition in unsettled and not stream.stopped]
@@ -684,7 +684,7 @@ class Member:
                     for stream in at_range_end
                 ]
                 self._consumer.commit(offsets=offsets, asynchronous=False)
-        except (KafkaException, ConfigError) as exception:
+        except KafkaException as exception:
             self.note_error(error_of(exception))
             return
         self._obstacles.pop("broker_unavailable", None)

@@ -84,7 +84,7 @@ def read_offsets(
     Query the offsets of all partitions of topics.
 
     Args:
-        is_stable: As for `committed_offsets`.
+        is_stable: Wait for open transactions, which may commit greater offsets.
         are_arguments: The topics are from the command line, not from the settings.
     Raises:
         KafkaException, TimeoutError: The brokers do not answer, or a topic does not exist.
@@ -100,7 +100,11 @@ def read_offsets(
     partitions = [
         TopicPartition(name, partition.id) for name, topic in topics_by_name.items() for partition in topic.partitions
     ]
-    committed = committed_offsets(settings, partitions, limit_s, is_stable=is_stable)
+    isolation = "read_committed" if is_stable else "read_uncommitted"
+    properties = client_properties(settings) | consumer_properties(settings) | {"isolation.level": isolation}
+    # A new client, as one that knows a coordinator keeps asking it even if another broker has taken over.
+    with closing(Consumer(properties)) as consumer:
+        committed = committed_offsets(consumer, partitions, limit_s)
     known = {topic for (topic, _), position in committed.items() if position.offset >= 0}
     lows, highs = (
         offsets_at(admin, partitions, spec, limit_s) for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
@@ -123,33 +127,23 @@ def read_offsets(
     return offsets
 
 
+@retry_transient
 def committed_offsets(
-    settings: KafkaSettings, partitions: Sequence[TopicPartition], limit_s: float, *, is_stable: bool = True
+    consumer: Consumer, partitions: Sequence[TopicPartition], limit_s: float
 ) -> dict[Partition, TopicPartition]:
     """
-    Query the committed offsets of the group; negative = none.
+    Query the committed offsets of the consumer's group; negative = none.
 
-    Not with an AdminClient: its requests to a coordinator can abort the process when the coordinator fails (librdkafka
-    issues 4605 and 5040), nor with the client of a member, which keeps asking a dead coordinator.
+    Requests of an AdminClient to a coordinator can abort the process when that fails (librdkafka issues 4605 and 5040).
 
-    Args:
-        is_stable: Wait for open transactions, which may commit greater offsets.
     Raises:
-        KafkaException, ConfigError: As for `read_offsets`.
+        KafkaException: As for `read_offsets`.
     """
-    isolation = "read_committed" if is_stable else "read_uncommitted"
-    properties = client_properties(settings) | consumer_properties(settings) | {"isolation.level": isolation}
-
-    @retry_transient
-    def query() -> list[TopicPartition]:
-        with closing(Consumer(properties)) as consumer:  # it does not join the group
-            committed = consumer.committed([*partitions], limit_s)
-        for position in committed:
-            if position.error is not None:
-                raise KafkaException(position.error)
-        return committed
-
-    return {(position.topic, position.partition): position for position in query()}
+    committed = consumer.committed([*partitions], limit_s)
+    for position in committed:
+        if position.error is not None:
+            raise KafkaException(position.error)
+    return {(position.topic, position.partition): position for position in committed}
 
 
 def offsets_at(
