@@ -62,7 +62,7 @@ def empty_message(selection: Selection, reasons: Collection[str] = ()) -> str:
 
 
 def report_empty(letters: Letters, selection: Selection) -> None:
-    """Say so if no dead letter is selected."""
+    """Print a message if no dead letter is selected."""
     if not letters.count_by_rule(selection):
         say(empty_message(selection, letters.count_by_rule()))
 
