@@ -25,7 +25,7 @@ function tiles(live, state, summary, isOpenLine) {
     tile("Dead letters", refusals ? el("a", { href: "#letters" }, count(refusals)) : "0", refused, refusals ? "warn" : ""),
     tile("Duplicates", count(live.duplicates), "accepted before, not sent again"),
     tile("Lag", live.group ? count(lag) : bytes(lag), wait),
-    tile("Time to go", ...timeToGo(live, summary.seconds_to_go, isOpenLine)),
+    tile("Time to go", ...timeToGo(live, lag, summary.seconds_to_go, isOpenLine)),
     tile("In flight", inFlight, "requests, of the current limit"),
     tile("Latency", p50, `p95 ${latency(live.latency_p95_seconds)}`),
     live.spool_bytes || spoolLeft ? tile("Spool", bytes(live.spool_bytes), spooled) : null,
@@ -37,9 +37,9 @@ function groupLag(live) {
   return sum(list(fields(live.group).partitions).map((partition) => fields(partition).lag_records ?? 0));
 }
 
-function timeToGo(live, seconds, isOpenLine) {
+function timeToGo(live, lag, seconds, isOpenLine) {
   if (list(live.pauses).length) return [NONE, "while paused"];
-  if (!(live.group ? groupLag(live) : live.lag_bytes)) return ["none", "no lag"];
+  if (!lag) return ["none", "no lag"];
   if (isOpenLine) return ["none", "until the line is complete"];
   if (!isNumber(seconds)) return ["unknown", "nothing is settled at the moment"];
   return [`about ${duration(seconds)}`, `at ${live.group ? rate(live.accepted_per_second) : `${bytes(live.settled_bytes_per_second)}/s`}`];
