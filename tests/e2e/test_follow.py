@@ -101,7 +101,7 @@ def test_a_run_killed_while_files_grow_and_rotate_loses_nothing(
         running.kill()
     assert shipper.read_state().accepted < sent, "the last run had finished when it was killed"
     running = tail.start()
-    tail.wait(sent)
+    running.wait_until(lambda: shipper.read_state().accepted == sent, "all events are accounted for")
     assert running.stop().returncode == 0
     service.assert_holds_exactly(tail.ids(sent))
     state = shipper.read_state()

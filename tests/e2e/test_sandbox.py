@@ -134,7 +134,8 @@ def test_every_acknowledged_batch_survives_a_kill(shipper: Shipper, sample: Samp
     with sandbox(shipper, "--store", store) as service:
         check(service)
         assert len(answered) >= KILLS
-        assert service.post(sample.lines[:BATCH]).json() == {"accepted": 0, "duplicates": BATCH, "rejected": []}
+        batch = answered[0]
+        assert service.post(sample.lines[batch.start : batch.stop]).json() == {"accepted": 0, "duplicates": BATCH, "rejected": []}
         assert service.event(sample.ids[0])["times_received"] == 2
 
 
