@@ -134,9 +134,13 @@ def test_every_acknowledged_batch_survives_a_kill(shipper: Shipper, sample: Samp
     with sandbox(shipper, "--store", store) as service:
         check(service)
         assert len(answered) >= KILLS
-        batch = answered[0]
-        assert service.post(sample.lines[batch.start : batch.stop]).json() == {"accepted": 0, "duplicates": BATCH, "rejected": []}
-        assert service.event(sample.ids[0])["times_received"] == 2
+        first = answered[0]
+        assert service.post(sample.lines[first.start : first.stop]).json() == {
+            "accepted": 0,
+            "duplicates": BATCH,
+            "rejected": [],
+        }
+        assert service.event(sample.ids[first.start])["times_received"] == 2
 
 
 def test_a_client_loses_nothing_under_all_faults(shipper: Shipper, sample: Sample):
