@@ -26,6 +26,15 @@ _GC_THRESHOLDS: Final = (100_000, 20, 20)
 _PR_SET_DUMPABLE: Final = 4
 
 
+class _StructlogWithoutRich:
+    """Keeps structlog from importing rich, a sixth of a start, for tracebacks that shipper does not print."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        structlog = sys.modules.get("structlog")
+        if fullname == "rich" and structlog is not None and not hasattr(structlog, "get_logger"):
+            raise ModuleNotFoundError(name=fullname)
+
+
 def _open_standard_descriptors() -> None:
     """Open closed standard descriptors on /dev/null, so that no database or socket becomes standard error."""
     for descriptor in range(3):
@@ -71,6 +80,7 @@ def prepare_process() -> None:
     _protect_memory()
     share_one_arena()
     _open_standard_descriptors()
+    sys.meta_path.insert(0, _StructlogWithoutRich())
     sys.stdout, sys.stderr = _buffered(sys.stdout), _buffered(sys.stderr)
 
 

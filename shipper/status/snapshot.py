@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from shipper.config.settings import Settings
 from shipper.model.records import shown
-from shipper.report.history import LatestFetch, latest_fetch
 from shipper.sources.discovery import Patterns
 from shipper.sources.siblings import Siblings
 from shipper.state.directory import lock_holder
 from shipper.status.live import Live, read_live
 from shipper.status.overview import InputFile, Overview, StreamState, earliest, read_overview, started_patterns
 from shipper.system.permissions import access_problem
+
+if TYPE_CHECKING:
+    from shipper.report.history import LatestFetch
 
 _STARTUP_S: Final = 10.0  # a process that has just started may not have looked at all inputs
 _EXPIRES_SOON_S: Final = {"token": 300.0, "certificate": 7 * 86_400.0}
@@ -165,6 +167,8 @@ def take_snapshot(settings: Settings, at: float) -> Snapshot:
     Raises:
         StateError: As for `Store`.
     """
+    from shipper.report.history import latest_fetch  # delivering does not need reports
+
     directory = settings.state.directory
     process_id, live = lock_holder(directory), read_live(directory)
     if process_id is None and live is not None and live.phase != "stopped":

@@ -206,6 +206,16 @@ def test_other_libraries_can_share_the_standard_streams(shipper: Shipper, is_unb
     assert ended.stderr == "ERROR:root:from another library\nstill there\n"
 
 
+def test_logs_do_not_load_rich_but_reports_can():
+    code = (
+        "import sys; from shipper.cli import prepare_process; prepare_process();"
+        "import structlog; print(structlog.get_logger is not None, 'rich' in sys.modules); import rich; print(rich)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stderr == ""
+    assert ended.stdout.startswith("True False\n<module 'rich'")
+
+
 def test_logging_resumes_once_a_full_pipe_is_read_again():
     code = (
         "import os, sys; from shipper.system.stderr import ForgivingStderr; err = ForgivingStderr();"

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from anyio.to_thread import run_sync
@@ -16,7 +16,6 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from shipper.model.errors import ShipperError
-from shipper.report.history import LatestFetch, latest_fetch
 from shipper.status.admin import page
 from shipper.status.admin.metrics import CONTENT_TYPE, Metrics
 from shipper.status.document import document
@@ -24,6 +23,9 @@ from shipper.status.live import Board
 from shipper.status.overview import Overview, read_overview
 from shipper.status.snapshot import Snapshot
 from shipper.status.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from shipper.report.history import LatestFetch
 
 _FRESH_S: Final = 1.0
 _COST_SHARE: Final = 20  # reading the state may take 1/20 of the time
@@ -94,6 +96,8 @@ class Admin:
         """Read the state, or return a recent one, so that many requests do not keep it busy."""
         if self._directory is None:
             return Overview(at=self._wall_time()), None
+        from shipper.report.history import latest_fetch  # delivering does not need reports
+
         with self._state_lock:
             started_at = self._now()
             if self._state is None or started_at >= self._state_until:
