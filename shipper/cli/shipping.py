@@ -321,10 +321,16 @@ def summary_text(summary: Summary, reasons: dict[str, int], place: str) -> str:
 def _letters_message(files: Sequence[ReadBefore], letters: int) -> str:
     possessive = "its" if len(files) == 1 else "their"
     predicate, pronoun = ("is a dead letter", "it") if letters == 1 else ("are dead letters", "them")
-    return (
+    message = (
         f"{_read_before_message(files)}; {letters:,} of {possessive} records {predicate}; to send "
         f"{pronoun} again: shipper dead-letters replay"
     )
+    if any(file.is_rewritten for file in files):
+        message += (
+            "; to correct records, edit what shipper dead-letters export writes, and backfill that, as corrections "
+            "that keep the length of a file are not noticed"
+        )
+    return message
 
 
 def _read_before_message(files: Sequence[ReadBefore]) -> str:

@@ -34,6 +34,7 @@ class ReadBefore(NamedTuple):
     path: Path
     stream: Stream
     offset: int
+    is_rewritten: bool = False  # it was written to since, without a change of its length
 
     @property
     def has_grown(self) -> bool:
@@ -212,7 +213,8 @@ class FilesOnce:
                 stream = reader.stream
                 self._read_streams.append(stream)
                 if reader.offset:
-                    self.read_before.append(ReadBefore(path, stream, reader.offset))
+                    is_rewritten = stream.ended_size == status.st_size and stream.ended_ns != status.st_mtime_ns
+                    self.read_before.append(ReadBefore(path, stream, reader.offset, is_rewritten))
                 if not reader.content.compression:
                     self.done_bytes += reader.offset
                 while True:

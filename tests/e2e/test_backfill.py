@@ -274,6 +274,18 @@ def test_the_run_after_a_corrected_mapping_points_to_the_dead_letters(
     assert f"{file} was read to its end before, and it has nothing new" in result.stderr
 
 
+def test_a_correction_that_keeps_the_length_of_a_file_is_referred_to_the_export(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    file = shipper.folder / "a.ndjson"
+    file.write_bytes(b"".join([*sample.lines[:50], changed(sample.lines[50], BrandID="x"), *sample.lines[51:100]]))
+    assert shipper.backfill(file).returncode == 3
+    file.write_bytes(file.read_bytes().replace(b'"x"', b"123"))
+    result = shipper.backfill(file)
+    assert result.summary
+    assert "edit what shipper dead-letters export writes, and backfill that" in result.summary["message"]
+
+
 def test_a_single_dead_letter_of_an_earlier_run_is_mentioned_in_the_singular(shipper: Shipper, sample: Sample):
     file = own_csv(shipper, sample, lines=slice(1))
     assert shipper.backfill(file).returncode == 3
