@@ -383,20 +383,24 @@ class Gate:
         else:
             self._open()
 
-    def accept_refusals(self, records: int, admission: Admission) -> int:
+    def accept_refusals(self, records: int, admission: Admission, quote: Callable[[], str]) -> int:
         """
         Return how many refusals of records to accept as genuine, and count them.
 
         After too many consecutive refusals, the records are unlikely to be the cause. Then the gate is shut until
         something is accepted.
+
+        Args:
+            quote: Returns the service's reason for the last refusal as far as it may be shown.
         """
         accepted = min(records, self._settings.poison_limit - self._refusals)
         self._refusals += accepted
         if accepted < records:
+            words = quote()
+            reason = f', the last one with "{words}"' if words else ""
             message = (
-                f"the service refused {self._refusals} records in a row and accepted none of them "
-                f"(delivery.poison_limit is {self._settings.poison_limit}); the rest stays pending. `shipper "
-                "dead-letters list` shows the service's reasons; if they are justified, raise the limit"
+                f"the service refused {self._refusals} records in a row and accepted none of them{reason} "
+                f"(delivery.poison_limit is {self._settings.poison_limit}); the rest stays pending"
             )
             self.note_failure(Verdict(Action.PAUSE, "systematic_rejection", message), admission)
         return accepted

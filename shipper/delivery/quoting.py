@@ -2,7 +2,8 @@
 Quotes error texts of the service for operators, without secrets and personal data.
 
 An error may repeat a token, a key, or a value of a record, in any form. Therefore only ordinary words and small numbers
-that do not occur in the request are shown; everything else is masked.
+that do not occur in the request are shown, and no numbers about records but those of impersonal fields; everything else
+is masked.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _ERROR_WORDS: Final = {"invalid_token", "insufficient_scope", "invalid_request"}
 _OPENING: Final = "\"'([<"
 _CLOSING: Final = "\"')]>.,:;!?%"
 _ELLIPSES: Final = ("...", "\N{HORIZONTAL ELLIPSIS}")  # the word may be the beginning of a secret
+_LETTERS: Final = re.compile(r"[^\W\d_]{3,}")
 _APOSTROPHE: Final = re.compile("['\N{RIGHT SINGLE QUOTATION MARK}]")
 _STOPS: Final = {".", ",", ":"}
 _TITLE: Final = re.compile(r"<title[^<>]*>([^<]*)", re.IGNORECASE)
@@ -62,13 +64,16 @@ def quotation(statement: str, authorization: Authorization, body: bytes = b"") -
         title = _TITLE.search(statement)
         statement = title[1] if title else ""
     try:
-        hidden = {piece for value in _values(authorization, body) for word in value.split() for piece in _pieces(word)}
+        values = [*_values(authorization, body)]
+        hidden = {piece for value in values for word in value.split() for piece in (*_pieces(word), *_words(word))}
+        numbers = _impersonal_values(body) if body else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # the values to hide are not known
         return ""
     shown: list[str] = []
     after_bearer = False
     for word in statement.split():
-        is_shown = not after_bearer and _is_plain(word) and hidden.isdisjoint(_pieces(word))
+        is_plain = _is_plain(word) and (numbers is None or not _core(word).isdecimal() or _core(word) in numbers)
+        is_shown = not after_bearer and is_plain and hidden.isdisjoint(_pieces(word))
         after_bearer = "bearer" in _pieces(word)
         if not is_shown and shown and shown[-1].startswith(MASK):
             shown.pop()
@@ -100,6 +105,11 @@ def _values(authorization: Authorization, body: bytes) -> Iterator[str]:
             )
 
 
+def _impersonal_values(body: bytes) -> set[str]:
+    events = msgspec.json.decode(body, type=_Body).events
+    return {str(event.get(name)) for event in events for name in _IMPERSONAL_FIELDS}
+
+
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
@@ -119,6 +129,11 @@ def _claims(token: str) -> Iterator[str]:
 def _core(word: str) -> str:
     """Return a word without the punctuation around it."""
     return word.lstrip(_OPENING).rstrip(_CLOSING)
+
+
+def _words(word: str) -> list[str]:
+    """Return the words of at least three letters in a value, such as a user name in another spelling."""
+    return _LETTERS.findall(normalize("NFKC", word).casefold())
 
 
 def _pieces(word: str) -> list[str]:

@@ -120,6 +120,7 @@ class Sender:
         self._gate = shared.gate
         self._index = index
         self._skew_due_at = 0.0
+        self._quote: Callable[[str], str]  # for the last answer
         self._settled_tx: MemoryObjectSendStream[BatchResult]
 
     @property
@@ -263,13 +264,14 @@ class Sender:
             outgoing.is_ambiguous |= error.was_sent
             return without_answer(error), "connection" if error.is_stale else ""
         shared.counts.note_request(str(answer.status), anyio.current_time() - started_at)
+        self._quote = partial(quotation, authorization=authorization, body=batch.body)
         with at_work(_piece(batch)):
             verdict = judge(
                 answer,
                 events=batch.events,
                 wall_time=shared.wall_time(),
                 event_ids=partial(event_ids, batch),
-                quote=partial(quotation, authorization=authorization, body=batch.body),
+                quote=self._quote,
             )
         verdict = _without_secrets(verdict, authorization)
         outgoing.is_ambiguous |= verdict.is_ambiguous
@@ -339,7 +341,11 @@ class Sender:
         accepted = sorted(set(everything).difference(refused, again))
         # If all events are refused, the gate limits how many of them become dead letters.
         is_certain = bool(accepted) or _is_repeat(outgoing, *results.rejected.values())
-        believed = len(refused) if is_certain else self._gate.accept_refusals(len(refused), admission)
+        if is_certain:
+            believed = len(refused)
+        else:
+            quote = partial(self._quote, results.rejected[refused[-1]])
+            believed = self._gate.accept_refusals(len(refused), admission, quote)
         refused, doubted = refused[:believed], refused[believed:]
         singles = zip(refused, parts(outgoing.batch, [[index] for index in refused]), strict=True)
         refusals = [(single, _refusal(outgoing, verdict, results.rejected[index])) for index, single in singles]
@@ -362,7 +368,8 @@ class Sender:
         batch = outgoing.batch
         if batch.events == 1:
             words = next(iter(verdict.results.rejected.values()), "") or verdict.statement
-            if not _is_repeat(outgoing, words) and not self._gate.accept_refusals(1, admission):
+            is_repeat = _is_repeat(outgoing, words)
+            if not is_repeat and not self._gate.accept_refusals(1, admission, partial(self._quote, words)):
                 return [outgoing]
             self._gate.note_answered(admission)
             outgoing.is_refused = True

@@ -39,6 +39,7 @@ BODY = json.dumps(
         ("consumer 4711 of Acme is closed", "consumer *** of *** is closed"),
         ("consumer 48151623 is closed", "consumer *** is closed"),
         ("otter's account, that of 'Otter' and of OTTER", "*** account, that of *** and of ***"),
+        ("BIG is unknown, as are 47 11 and 192 . 0 . 2 . 7", "*** is unknown, as are *** and ***"),
         ("Zoe\N{COMBINING DIAERESIS} and Anna are unknown", "*** and *** are unknown"),
         ("key hushhush is refused", "key *** is refused"),
         ("key hush... is refused", "key *** is refused"),
