@@ -325,7 +325,13 @@ def sniff(head: bytes, *, is_whole: bool, delimiter: str = "", columns: Containe
         columns: Case-folded names by which a header is recognised.
     """
     text = head.removeprefix(codecs.BOM_UTF8).lstrip(_BLANKS)
-    if text.startswith(b"[") or _HEAD.match(text):
+    if text.startswith(b"["):
+        first = text[1:].lstrip(_BLANKS)[:1]  # a line of a log may begin with [INFO] or [2026-11-01 10:00:00]
+        if first in {b"{", b"]"} or (not first and is_whole):
+            return "batch"
+        if not first and len(text) < _SNIFFED_BYTES:
+            return None
+    elif _HEAD.match(text):
         return "batch"
     line, newline, _ = text.partition(b"\n")
     if not is_whole and len(text) < _SNIFFED_BYTES and (not newline or _may_be_partial_head(text)):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import structlog
 
 from shipper.model.errors import SourceError
+from shipper.model.framing import LINES
 from shipper.model.records import Chunk, shown
 from shipper.sources.content import Archive
 from shipper.sources.discovery import FileId, Signature, signature_of
@@ -29,7 +30,8 @@ _BEGINNING_STEPS: Final = 128  # of decompression in a turn, 2 MiB; few enough n
 _BEGINNING_TURNS: Final = 4  # more turns than this make the start of an archive slow
 _LATER_S: Final = 10.0  # minimum time to read an archive beyond its beginning before switching to another one
 
-# Of an archive: growing; quiet, but another member may follow; rotated, so nothing will follow.
+# Of an archive: growing; quiet, but another member may follow; rotated, so nothing will follow. A plain file is open,
+# or quiet after a rotation, as its writer may still have it open.
 Ending = Literal["open", "quiet", "final"]
 _Stage = Literal[
     "start", "slow start", "later"
@@ -54,6 +56,11 @@ class OpenFile:
     )
     unfinished_turns: int = 0  # consecutive ones, of an archive
     error: str = ""  # of the last attempt to read it
+
+    @property
+    def may_end(self) -> bool:
+        """Whether more can be read once nothing follows; a torn line of a plain file waits for its rest forever."""
+        return bool(self.reader.content.compression) or self.reader.stream.framing is not LINES
 
     def has_changed(self, status: os.stat_result) -> bool:
         return signature_of(status) != self.signature
@@ -259,10 +266,13 @@ class OpenFiles:
         file.reader = self._index.begin_again(file.reader)
 
     def _ending(self, file: OpenFile, now: float) -> Ending:
-        if not file.reader.content.compression or now - file.grew_at < self._rotate_wait_s:
+        if not file.may_end or now - file.grew_at < self._rotate_wait_s:
             return "open"
+        is_archive = bool(file.reader.content.compression)
         has_left = file.reader.stream.is_rotated or not file.reader.content.status().st_nlink
-        return "final" if has_left else "quiet"
+        if is_archive and has_left:
+            return "final"
+        return "quiet" if is_archive or has_left else "open"
 
     # Reading ----------------------------------------------------------------------------------------------------------
 

@@ -170,6 +170,7 @@ class StreamReader:
         self._nul_run = _NulRun(-1, 0, 0, is_complete=True)
         self._data_seen_at = 0  # an offset of data after NULs
         self._scanned = 0  # how far an overlong line was searched for its end
+        self._open_bytes = 0  # complete lines after the offset, within a record that has not ended
         self._turn_bytes = math.inf
         self._length = READ_BYTES
         self.is_unfinished = False
@@ -210,8 +211,8 @@ class StreamReader:
         end = self.content.size() if self._reserved_from is None else self._reserved_from
         is_whole = self.offset >= end and self.content.is_ended()
         if is_whole or not self.content.compression:  # an incomplete archive may contain more
-            self.stream.size = self.offset
-            self.stream.note_end(self.offset, wall_time)
+            self.stream.size = self.offset + self._open_bytes
+            self.stream.note_end(self.stream.size, wall_time)
         if is_whole:
             self.stream.ended_size, self.stream.ended_ns = status.st_size, status.st_mtime_ns
 
@@ -249,8 +250,9 @@ class StreamReader:
         Args:
             is_final: Nothing will be appended, so the end of the input ends the last line, unless it is a truncated
                 archive.
-            is_quiet: Nothing was appended to an archive for a while. A member may end with a flush within a line, so
-                its end ends the last line only if that is a complete object.
+            is_quiet: Nothing was appended for a while to an archive or a rotated file. A member may end with a flush
+                within a line, so its end ends the last line only if that is a complete object. Complete lines of CSV or
+                batches are read even within a quoted value or an element that has not ended.
             turn_steps: Maximum decompression steps; also limits a search to a few MiB. If this returns no chunk, check
                 `is_unfinished`. Infinite = continue until there is a chunk.
             length: Bytes to read, at most 1 MiB.
@@ -273,7 +275,8 @@ class StreamReader:
             self.content.steps_left = math.inf
 
     def _read_whole(self, *, is_final: bool, is_quiet: bool) -> Chunk | None:
-        chunk = self._read(is_final=is_final or (is_quiet and self._ends_with_object()))
+        ends_line = is_quiet and bool(self.content.compression) and self._ends_with_object()
+        chunk = self._read(is_final=is_final or ends_line, is_quiet=is_quiet)
         if chunk is None and not self.content.is_ended():
             self.content.pread(1, self.content.size())  # raises if it is broken there
             if is_final or is_quiet:
@@ -332,13 +335,13 @@ class StreamReader:
         if self._turn_bytes <= 0:
             raise UnfinishedError
 
-    def _read(self, *, is_final: bool) -> Chunk | None:
+    def _read(self, *, is_final: bool, is_quiet: bool) -> Chunk | None:
         if not self._is_framed:
             self._is_framed = self._find_framing(is_final=is_final)
             if not self._is_framed:
                 return None
         if self.stream.framing is not LINES:
-            return self._read_framed(is_final=is_final)
+            return self._read_framed(is_final=is_final, is_quiet=is_quiet)
         if self._scanned:
             return self._skip_long_line(is_final=is_final)
         length = self._length
@@ -373,9 +376,10 @@ class StreamReader:
         framing = self._framing
         if framing is None:
             head = self._pread(READ_BYTES, 0)
-            if not head or (is_partial_magic(head) and not is_final):
+            may_be_archive = self.stream.kind == "file" and not self.content.compression
+            if not head or (may_be_archive and is_partial_magic(head) and not is_final):
                 return False
-            if not self.content.compression and compression_of(head):  # the file was too short when it was opened
+            if may_be_archive and compression_of(head):  # the file was too short when it was opened
                 self.content = open_content(self.content.descriptor, self.path)
                 head = self._pread(READ_BYTES, 0)
             framing = self._form.framing_of(head, is_whole=is_final or len(head) == READ_BYTES)
@@ -405,7 +409,7 @@ class StreamReader:
                 "rename or remove one of them"
             )
 
-    def _read_framed(self, *, is_final: bool) -> Chunk | None:
+    def _read_framed(self, *, is_final: bool, is_quiet: bool) -> Chunk | None:
         for length in (self._length, READ_BYTES + self._max_record_bytes):
             data = self._pread(length, self.offset)
             is_whole = is_final and len(data) < length and self.content.is_ended()
@@ -415,6 +419,12 @@ class StreamReader:
             if end:
                 return self._advance(data[:end], self.offset + end)
             if len(data) < length:
+                lines = data[: data.rfind(b"\n") + 1]
+                if next(self.stream.framing.frames(lines, 0), None) is None:
+                    return None  # no record, such as the end of an array
+                if is_quiet and self.content.is_ended():
+                    return self._advance(lines, self.offset + len(lines))
+                self._open_bytes = len(lines)
                 return None
         raise SourceError(
             f"{self.path}: no record of the format {self.stream.framing.format} ends within input.max_record_bytes, "
@@ -448,7 +458,7 @@ class StreamReader:
         )
         self.offset = self.stream.read_offset = end_offset
         self.note_head()
-        self._scanned = 0
+        self._scanned = self._open_bytes = 0
         self._tail = data[-MARKER_BYTES:] if len(data) >= MARKER_BYTES else self._last_bytes_seen()
         if isinstance(self.content, Archive):
             self.content.release(end_offset)

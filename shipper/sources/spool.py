@@ -282,6 +282,8 @@ class Spool:
     async def after_save(self, saved: Sequence[Checkpoint]) -> None:
         """Move the checkpoints, and delete the settled segments."""
         move_checkpoints(saved)
+        if saved:
+            self._full_since = None  # what is delivered will make room
         await self._delete_settled()
 
     async def _delete_settled(self) -> None:

@@ -13,6 +13,7 @@ import structlog
 
 from shipper.model.errors import SourceError, StateError
 from shipper.model.framing import CUT_MARK, LINES, CsvRows, ElementScan, Framing
+from shipper.sources.content import compression_of
 from shipper.sources.reader import READ_BYTES, InputForm
 from shipper.sources.segments import Segments
 
@@ -170,13 +171,18 @@ class SpoolFramer:
         Args:
             is_final: The input has ended; return pending bytes, too.
         Raises:
-            SourceError: An element of an array exceeds the maximum record size.
+            SourceError: The input is compressed, or an element of an array exceeds the maximum record size.
         """
         if self._framing is None:
             self._pending += data
             if not (is_final or self._is_worth_sniffing(data)):
                 return b""
             data = bytes(self._pending)
+            if compression := compression_of(data):
+                raise SourceError(
+                    f"standard input is compressed ({compression}), and shipper decompresses only files; decompress it "
+                    f"first: `{compression} -dc FILE | shipper pipe`"
+                )
             self._framing = self._form.framing_of(data, is_whole=is_final or len(data) >= READ_BYTES)
             self._sniffed_pending = len(data)
             self._sniffed += len(data)

@@ -35,6 +35,7 @@ _QUIET_STEP_MS: Final = 100
 _QUIET_AFTER_S: Final = 10.0
 _WATCH_MS: Final = 5000
 _CLOSE_LIMIT_S: Final = 30.0
+_MODIFIED: Final = 2  # of the kinds of changes that watchfiles reports
 
 
 class FollowedFiles:
@@ -53,6 +54,7 @@ class FollowedFiles:
         self._next_patterns: Patterns | None = None
         self._scan_at = self._check_at = self._may_scan_at = 0.0
         self._touched: set[str] = set()
+        self._have_names_changed = False
         self._wake = anyio.Event()
         self._stop_watching = anyio.Event()
         self._quiet_at = 0.0
@@ -105,8 +107,9 @@ class FollowedFiles:
         while True:
             self._wake = wake = anyio.Event()
             touched, self._touched = self._touched, set()
+            have_names_changed, self._have_names_changed = self._have_names_changed, False
             now = anyio.current_time()
-            if not files.touch(touched):
+            if not files.touch(touched) or have_names_changed:
                 self._scan_at = min(self._scan_at, max(now, self._may_scan_at))
             await self._scan_if_due()
             if files.has_ready:
@@ -196,6 +199,7 @@ class FollowedFiles:
                 if isinstance(changed, set):
                     self._quiet_at = anyio.current_time() + _QUIET_AFTER_S
                     self._touched.update(path for _, path in changed)
+                    self._have_names_changed |= any(kind != _MODIFIED for kind, _ in changed)
                     self._wake.set()
 
 

@@ -175,6 +175,12 @@ class Tail:
         assert (state.read, state.accepted, state.dead_lettered) == (len(ids) + dead_lettered, len(ids), dead_lettered)
         return result
 
+    def status_of_now(self) -> int:
+        """Return the exit code of `shipper status --until now`: 0 if everything written until now is delivered."""
+        include = json.dumps([str(self.folder / "app.ndjson*")])
+        settings = {"input.include": include}
+        return self._shipper.run("status", "--until", "now", settings=settings, check=False).returncode
+
     def pass_by(self, include: str | Sequence[str], wanted: int | Iterable[int], **options: Any) -> Result:
         """Start the shipper, wait until these lines have arrived, and stop it."""
         self.start(include, **options)

@@ -219,6 +219,42 @@ def test_rows_appended_to_a_followed_csv_are_shipped_with_its_header(
     assert shipper.read_state().read == 30
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_an_unclosed_quote_delays_the_rows_after_it_until_the_file_is_rotated(
+    tail: Tail, service: Service, sample: Sample, is_deleted: bool
+):
+    rows = documents(sample.lines[:30])
+    rows[10]["Username"] = "@"
+    tail.file.write_bytes(csv_text(rows).replace(b"@", b'"otter'))
+    running = tail.start(input__rotate_wait_seconds=0.5)
+    tail.wait(10)
+    running.wait_until(lambda: tail.status_of_now() != 0, "the rest counts as undelivered")
+    rotated = tail.file.rename(tail.folder / "app.ndjson.1")
+    tail.file.write_bytes(csv_text(documents(sample.lines[30:35])))
+    if is_deleted:
+        rotated.unlink()
+    others = [number for number in range(35) if number != 10]
+    tail.wait(others)
+    running.wait_until(lambda: tail.status_of_now() == 0, "everything is delivered")
+    tail.stop(others, dead_lettered=1)
+    service.assert_holds_exactly(tail.ids(others))
+
+
+def test_rows_after_an_unclosed_quote_in_a_file_rotated_while_stopped_are_delivered(
+    tail: Tail, shipper: Shipper, sample: Sample
+):
+    rows = documents(sample.lines[:30])
+    rows[10]["Username"] = "@"
+    tail.file.write_bytes(csv_text(rows).replace(b"@", b'"otter'))
+    tail.pass_by("app.ndjson", 10)
+    tail.file.rename(tail.folder / "app.ndjson.1")
+    tail.file.write_bytes(csv_text(documents(sample.lines[30:35])))
+    others = [number for number in range(35) if number != 10]
+    tail.start("app.ndjson", input__rotate_wait_seconds=0.5)
+    tail.wait(others)
+    tail.stop(others, dead_lettered=1)
+
+
 def test_sloppy_values_are_normalized_and_unknown_fields_dropped(shipper: Shipper, service: Service, sample: Sample):
     def sloppy(line: bytes) -> bytes:
         event = json.loads(line)
@@ -300,7 +336,8 @@ def test_blank_lines_before_the_header_are_skipped(shipper: Shipper, service: Se
 
 
 @pytest.mark.parametrize(
-    "first", [b"Export started, please wait\n", b"2026-11-01 10:00:00, INFO, Brand, ok\n", b"IP, \n"]
+    "first",
+    [b"Export started, please wait\n", b"2026-11-01 10:00:00, INFO, Brand, ok\n", b"IP, \n", b"[INFO] started\n"],
 )
 def test_a_line_of_text_before_json_is_a_dead_letter_and_no_header(
     shipper: Shipper, service: Service, sample: Sample, first: bytes

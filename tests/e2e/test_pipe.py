@@ -17,6 +17,7 @@ import pytest
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper, event_ids
 from tests.e2e.fake_service import HANG, FakeService
+from tests.e2e.files import COMPRESSIONS
 
 
 def test_every_event_is_delivered_once_and_segments_are_deleted_while_input_arrives(
@@ -100,6 +101,29 @@ def test_input_without_records_is_no_error(shipper: Shipper, service: Service):
     result = shipper.pipe(b"\n\r\n \n")
     assert (result.returncode, result.counts()) == (0, (0, 0, 0, 0, 0))
     assert service.counts()["requests"] == 0
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_compressed_standard_input_is_refused_before_anything_is_spooled(
+    shipper: Shipper, service: Service, sample: Sample, suffix: str
+):
+    data = COMPRESSIONS[suffix](b"".join(sample.lines[:2000]))
+    result = shipper.pipe(data)
+    assert result.returncode == 2
+    assert "standard input is compressed" in result.stderr
+    assert " -dc FILE | shipper pipe" in result.stderr
+    assert spooled_bytes(shipper) == 0
+    assert shipper.pipe(b"".join(sample.lines[:5])).counts() == (5, 5, 0, 0, 0)
+
+
+def test_a_record_that_begins_like_an_archive_affects_no_other_record(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    odd = b"\x1f\x8b\x08 no archive\n"
+    data = b"".join([*sample.lines[:500], odd, *sample.lines[500:520]])
+    settings = {"spool.segment_bytes": len(b"".join(sample.lines[:500]))}
+    assert shipper.pipe(data, settings=settings).counts() == (521, 520, 1, 0, 0)
+    service.assert_holds_exactly(sample.ids[:520])
 
 
 def test_a_closed_standard_input_is_reported(shipper: Shipper, service: Service):

@@ -125,6 +125,17 @@ def test_a_busy_file_that_begins_like_a_quiet_one_is_not_delayed(tail: Tail, shi
 # Deleted and replaced ---------------------------------------------------------------------------------------------
 
 
+def test_a_file_that_replaces_a_deleted_one_of_its_name_is_read_as_soon_as_the_kernel_reports_it(tail: Tail):
+    tail.append(0, 50)
+    tail.start(input__poll_interval_seconds=3600)
+    tail.wait(50)
+    for start in range(50, 200, 50):
+        tail.file.unlink()
+        tail.append(start, start + 50)
+        tail.wait(start + 50)
+    tail.stop(200)
+
+
 def test_files_deleted_while_being_read_are_read_to_their_end_and_closed(
     tail: Tail, shipper: Shipper, fake: FakeService
 ):

@@ -233,10 +233,11 @@ async def test_a_record_with_an_invalid_field_is_a_dead_letter_and_no_error(benc
     async with bench.shipper() as shipper:
         await shipper.send({**record(0), "ConsumerCountry": "Nowhere"})
         await shipper.send(b"[1, 2]")
+        await shipper.send(b"\x1f\x8b\x08 no archive")
         await shipper.send("no JSON at all")
         await shipper.send({})
         await shipper.send(record(1))
-    assert counts(shipper) == (5, 1, 4, 0, 0)
+    assert counts(shipper) == (6, 1, 5, 0, 0)
 
     letters = bench.dead_letters()
     assert json.loads(letters["country"])["ConsumerCountry"] == "Nowhere"
