@@ -51,7 +51,7 @@ def demo(
     from shipper.report.metrics import REGISTRATIONS, sum_of
     from shipper.sandbox.options import Figures, SandboxOptions
     from shipper.sandbox.samples import sample_lines
-    from shipper.sandbox.server import SandboxThread
+    from shipper.sandbox.server import sandbox_in_thread
     from shipper.status.logs import configure_logs
 
     console = Console(highlight=False)
@@ -60,21 +60,16 @@ def demo(
     options = SandboxOptions(port=0, figures=Figures.SEEDED)
     with (
         tempfile.TemporaryDirectory(prefix="shipper-demo-") as folder,
-        SandboxThread(options, clock=time.time) as sandbox,
+        sandbox_in_thread(options, clock=time.time) as (access, store),
     ):
         file = Path(folder, "acquisitions.ndjson")
         with file.open("wb") as out:
             out.writelines(sample_lines(events, seed=seed, end=today, days=_DAYS))
         console.print(
             f"[bold]1.[/] {several(events, 'invented record')}, {file.stat().st_size / 1e6:.1f} MB, and a sandbox of "
-            f"the service at {sandbox.base_url}"
+            f"the service at {access.base_url}"
         )
-        endpoint = {
-            "base_url": sandbox.base_url,
-            "subscription_key": sandbox.subscription_key,
-            "token": sandbox.token,
-        }
-        flags = {"intake": endpoint, "report": endpoint, "state.directory": str(Path(folder, "state"))}
+        flags = {"intake": access._asdict(), "report": access._asdict(), "state.directory": str(Path(folder, "state"))}
         settings = load_settings(config_path=os.devnull, environ={}, flags=flags)  # ignore existing settings
         first = _backfill(settings, file)
         console.print(
@@ -83,7 +78,7 @@ def demo(
             f"{first.pending:,} pending; {several(first.batches, 'request')}, {first.seconds:.2f} s"
         )
         second = _backfill(settings, file)
-        stored = sandbox.store.stored
+        stored = store.stored
         console.print(
             f"[bold]3.[/] The same file again: {second.read:,} read, because the checkpoint is at its end; "
             f"the sandbox has {several(stored, 'event')}"

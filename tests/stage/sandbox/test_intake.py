@@ -197,7 +197,7 @@ def test_unknown_event_type_is_refused_with_the_known_one(sandbox: Sandbox):
 def test_tag_with_too_many_digits_has_no_source(sandbox: Sandbox):
     tag = "9" * 5000 + "_" + "a" * 32
     assert sandbox.post([changed(sample(1)[0], BTag=tag)]).json()["accepted"] == 1
-    assert [row.marketing_source for row in sandbox.thread.store.registrations("0000", "9999")] == [0]
+    assert [row.marketing_source for row in sandbox.store.registrations("0000", "9999")] == [0]
 
 
 # The public rules
