@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from random import Random
@@ -47,8 +47,8 @@ def demo(
     """
     from rich.console import Console
 
-    from shipper.cli.report.common import fetch_report
     from shipper.report.metrics import REGISTRATIONS, sum_of
+    from shipper.report.rows import entries_of
     from shipper.sandbox.options import Figures, SandboxOptions
     from shipper.sandbox.samples import sample_lines
     from shipper.sandbox.server import sandbox_in_thread
@@ -84,8 +84,8 @@ def demo(
             f"the sandbox has {several(stored, 'event')}"
         )
         start, end = (today - timedelta(days=_DAYS)).date(), (today - timedelta(days=1)).date()
-        report = run_async(lambda: fetch_report(settings, options.account_id, start, end)).report
-        registered = int(sum_of(REGISTRATIONS, _sources(report)).total or 0)
+        report = run_async(lambda: _fetch(settings, options.account_id, start, end))
+        registered = int(sum_of(REGISTRATIONS, entries_of(report)).total or 0)
         console.print(
             f"[bold]4.[/] The daily report that the sandbox generates from them: "
             f"{several(registered, 'registration')}, and invented figures beside them\n"
@@ -96,13 +96,18 @@ def demo(
     sys.exit(0 if agrees else 1)
 
 
-def _sources(report: wire.DailyReport) -> list[wire.MarketingSource]:
-    return [source for brand in report.brands for source in brand.marketing_sources]
+async def _fetch(settings: Settings, account: int, start: date, end: date) -> wire.DailyReport:
+    from shipper.cli.report.common import open_client
+    from shipper.cli.report.options import RequestOptions
+
+    async with open_client(settings, RequestOptions(), reports=1) as client:
+        return (await client.fetch(account, start, end)).report
 
 
 def _totals(report: wire.DailyReport) -> Table:
     from shipper.report.formatting import clean, short_figure
     from shipper.report.metrics import CLICKS, NET_REVENUE, REGISTRATIONS, REV_SHARE, sum_of
+    from shipper.report.rows import entries_of
     from shipper.report.table import new_table
 
     metrics = (CLICKS, REGISTRATIONS, NET_REVENUE, REV_SHARE)
@@ -115,23 +120,18 @@ def _totals(report: wire.DailyReport) -> Table:
     for brand in report.brands:
         add(f"{brand.id} {clean(brand.name)}", brand.marketing_sources)
     table.add_section()
-    add("all brands", _sources(report))
+    add("all brands", entries_of(report))
     return table
 
 
 def _backfill(settings: Settings, file: Path) -> Summary:
+    from shipper.cli.ship import stream_index
     from shipper.pipeline import Pipeline
     from shipper.pipeline.opening import open_state
-    from shipper.sources.identity import StreamIndex
     from shipper.sources.once import FilesOnce
 
     with open_state(settings) as state:
-        index = StreamIndex(
-            state.store.streams.load("file"),
-            state.next_stream_id,
-            max_record_bytes=settings.input.max_record_bytes,
-        )
-        source = FilesOnce([file], index, state.store.streams, wall_time=time.time)
+        source = FilesOnce([file], stream_index(settings, state), state.store.streams, wall_time=time.time)
 
         async def ship() -> Summary:
             pipeline = Pipeline(settings, source, state.store, is_one_shot=True, wall_time=time.time, rng=Random())
