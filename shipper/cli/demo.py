@@ -49,7 +49,7 @@ def demo(
 
     from shipper.report.metrics import REGISTRATIONS, sum_of
     from shipper.report.rows import entries_of
-    from shipper.sandbox.options import Figures, SandboxOptions
+    from shipper.sandbox.options import SandboxOptions
     from shipper.sandbox.samples import sample_lines
     from shipper.sandbox.server import sandbox_in_thread
     from shipper.status.logs import configure_logs
@@ -57,7 +57,7 @@ def demo(
     console = Console(highlight=False)
     configure_logs("warning", "auto", now=time.monotonic)
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    options = SandboxOptions(port=0, figures=Figures.SEEDED)
+    options = SandboxOptions(port=0, figures="seeded")
     with (
         tempfile.TemporaryDirectory(prefix="shipper-demo-") as folder,
         sandbox_in_thread(options, clock=time.time) as (access, store),

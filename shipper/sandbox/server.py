@@ -18,7 +18,7 @@ from shipper.sandbox.app import create_app
 from shipper.sandbox.control import Control
 from shipper.sandbox.effects import TRANSPORT_EXTENSION
 from shipper.sandbox.faults import FaultScript
-from shipper.sandbox.options import Repeats, SandboxOptions
+from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.service import RequestEntry, Service
 from shipper.sandbox.store import EventStore
 from shipper.system.serving import BoundedProtocol, Server, address_of, listen, running_in_thread
@@ -126,7 +126,7 @@ def _prepared(
 ) -> Iterator[tuple[_Server, socket.socket, Access, EventStore]]:
     with (
         _listen(options.host, options.port) as listener,
-        EventStore(options.store_path, counts_repeats=options.repeats is Repeats.ACCEPT) as store,
+        EventStore(options.store_path, counts_repeats=options.repeats == "accept") as store,
     ):
         base_url = address_of(listener)
         service = Service(options, store, script, clock, observe)
