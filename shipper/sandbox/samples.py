@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from itertools import accumulate, islice
 from random import Random
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -131,16 +131,6 @@ def sample_lines(
     return _dirty(lines, rng) if profile == "dirty" else lines
 
 
-class _Draws(Protocol):
-    """The random choices that differ between profiles."""
-
-    def moment(self, index: int) -> str:
-        """Draw the Timestamp of a record, without its Z."""
-
-    def source(self) -> tuple[int, int, str]:
-        """Draw brand, medium, and affiliate."""
-
-
 class _Easy:
     def __init__(self, count: int, rng: Random, end: datetime, days: int) -> None:
         self._chance, self._bits = rng.random, rng.getrandbits
@@ -151,10 +141,12 @@ class _Easy:
         self._brands = list(BRANDS)
 
     def moment(self, index: int) -> str:
+        """Draw the Timestamp of a record, without its Z."""
         day, second = divmod(self._first_second + int((index + self._chance()) * self._stride), 86_400)
         return f"{self._dates[day]}T{_clock_time(second)}"
 
     def source(self) -> tuple[int, int, str]:
+        """Draw brand, medium, and affiliate."""
         picks = self._bits(24)
         medium = MARKETING_SOURCES[(picks >> 3) % len(MARKETING_SOURCES)]
         return self._brands[(picks >> 13) % len(self._brands)], medium, "70012" if picks & 7 == 0 else ""
@@ -199,7 +191,7 @@ class _Sparse:
         return 101 + self._below(SPARSE_BRANDS), 100_000 + medium, str(70_000 + medium % AFFILIATES)
 
 
-def _lines(count: int, rng: Random, draws: _Draws, *, is_varied: bool) -> Iterator[bytes]:
+def _lines(count: int, rng: Random, draws: _Easy | _Operator | _Sparse, *, is_varied: bool) -> Iterator[bytes]:
     places = [place for place in _PLACES if is_varied or place[1] != "CA"]  # not every service knows its states
     place_weights = _cumulated([weight for weight, *_ in places])
     heads = [f'"ConsumerCountry":"{country}","ConsumerCurrencyID":"{currency}"' for _, country, currency, *_ in places]
