@@ -176,9 +176,6 @@ class StuckPlaces:
             if place.stage == "validate":
                 self.suspects[place.source].append(place)
 
-    def __repr__(self) -> str:
-        return f"<StuckPlaces {len(self._places)}>"
-
     def skip_reason(self, stage: Stage, source: str, offset: int = 0) -> str:
         """Return why an input is skipped, as the end of a sentence; empty if it is not."""
         from shipper.model.records import shown

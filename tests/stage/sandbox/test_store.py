@@ -127,13 +127,6 @@ def test_reset_forgets_everything_for_good(tmp_path):
         assert knowledge(store) == empty
 
 
-def test_repr_reads_like_a_status_line():
-    (one,) = sample(1)
-    with EventStore() as store:
-        add(store, [one, one])
-        assert repr(store) == "<EventStore stored=1 duplicates=1>"
-
-
 # A file
 
 
