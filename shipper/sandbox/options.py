@@ -11,8 +11,6 @@ from msgspec import Struct
 from shipper.model.errors import ConfigError
 
 IN_MEMORY: Final = ":memory:"
-SECRET_MIN_BYTES: Final = 32  # RFC 7518 §3.2: an HS256 key must be at least as long as the hash
-
 
 Profile = Literal["document", "strict"]
 """The rules that the service and its report follow: only the documented ones, or also publicly known ones."""
@@ -57,8 +55,7 @@ class SandboxOptions(Struct, frozen=True, kw_only=True):
     """
     All options.
 
-    The default secrets are public: they only protect invented events on a loopback address, and a fixed token secret
-    keeps tokens valid across restarts.
+    The default keys are public: they only protect invented events on a loopback address.
 
     Raises:
         ConfigError: A value is out of range.
@@ -67,11 +64,8 @@ class SandboxOptions(Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8080  # 0 = any free port
     account_id: int = 1001
-    account_name: str = "Sandbox Affiliate"
-    operator_name: str = "Sandbox Operator"
     subscription_key: str = "sandbox-subscription-key"
     secondary_key: str = "sandbox-secondary-key"
-    token_secret: str = "a-secret-only-for-sandbox-tokens-on-loopback"
     store_path: str = IN_MEMORY  # or the path of a SQLite file
     blackhole: bool = False  # only count events; store nothing
     profile: Profile = "document"
@@ -104,7 +98,5 @@ class SandboxOptions(Struct, frozen=True, kw_only=True):
         for name in ("latency_seconds", "jitter_seconds", "token_skew_seconds", "clock_offset_seconds"):
             if not isfinite(getattr(self, name)):
                 raise ConfigError("must be a finite number", key=name, source="sandbox")
-        if len(self.token_secret.encode()) < SECRET_MIN_BYTES:
-            raise ConfigError(f"must have at least {SECRET_MIN_BYTES} bytes", key="token_secret", source="sandbox")
         if self.blackhole and self.store_path != IN_MEMORY:
             raise ConfigError("stores nothing; it cannot be combined with a store", key="blackhole", source="sandbox")

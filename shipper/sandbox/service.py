@@ -78,7 +78,7 @@ class Service:
         self.faults = FaultPlan(script)
         self.observe = observe or (lambda entry: None)
         self.stopping = anyio.Event()  # set when the server begins to shut down
-        self._source = wire.ReportSource(options.account_id, options.account_name, options.operator_name)
+        self._source = wire.ReportSource(options.account_id, "Sandbox Affiliate", "Sandbox Operator")
         self._forget()
 
     def _forget(self) -> None:

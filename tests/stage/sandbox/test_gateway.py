@@ -16,7 +16,7 @@ from shipper.model import wire
 from shipper.sandbox import gateway
 from shipper.sandbox.gateway import SUBSCRIPTION_KEY_HEADER
 from shipper.sandbox.options import CallLimit, SandboxOptions
-from shipper.sandbox.tokens import AUDIENCE
+from shipper.sandbox.tokens import AUDIENCE, TOKEN_SECRET
 from tests.cases import each
 from tests.stage.sandbox.conftest import Start
 from tests.stage.sandbox.driver import NOW, REPORT, Sandbox, body, eventually, gateway_answer, sample, told
@@ -135,7 +135,7 @@ def test_rotated_key_is_refused_but_not_the_new_and_the_other_one(sandbox: Sandb
 def signed(secret: str | None = None, algorithm: str = "HS256", **claims: object) -> str:
     payload = {"aud": AUDIENCE, "nbf": NOW - 10, "exp": NOW + 10, **claims}
     payload = {name: value for name, value in payload.items() if value is not None}
-    key = None if algorithm == "none" else secret or SandboxOptions().token_secret
+    key = None if algorithm == "none" else secret or TOKEN_SECRET
     return jwt.encode(payload, key, algorithm=algorithm)
 
 
