@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from shipper.model import wire
 from shipper.report.rows import ReportVersion
-from shipper.sandbox.options import Figures
 from shipper.sandbox.report import Registrations, build_report
 
 FETCHED_AT = "2026-02-02T08:15:00Z"
@@ -115,7 +114,7 @@ def seeded(start: date, end: date, **changes: object) -> wire.DailyReport:
         start=start,
         end=end,
         now_seconds=NOW,
-        figures=Figures.SEEDED,
+        figures="seeded",
         seed=7,
         restated={start: 1},
     )

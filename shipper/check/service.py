@@ -69,7 +69,6 @@ class Checkup:
     Args:
         section: Section of the settings, `intake` or `report`.
         report: Called with every result as soon as it is known.
-        now: Monotonic clock.
         wall_time: Seconds since the epoch.
     """
 
@@ -80,7 +79,6 @@ class Checkup:
         *,
         section: str,
         report: Callable[[Item], None],
-        now: Callable[[], float] = anyio.current_time,
         wall_time: Callable[[], float],
         rng: Random,
     ) -> None:
@@ -89,7 +87,6 @@ class Checkup:
         self._section = section
         self._connection = ConnectionSettings(endpoint, delivery, section)
         self._report_item = report
-        self._now = now
         self._wall_time = wall_time
         self._rng = rng
         self._skew = ClockSkew()
@@ -174,7 +171,7 @@ class Checkup:
         """
         try:
             endpoint = Endpoint(self._connection)
-            credentials = Credentials(self._connection, now=self._now, wall_time=self._wall_time, rng=self._rng)
+            credentials = Credentials(self._connection, wall_time=self._wall_time, rng=self._rng)
             authorization = await credentials.authorize()
         except (ConfigError, NoTokenError) as error:
             self._report("fail", "credentials", str(error) if isinstance(error, ConfigError) else error.message)

@@ -17,7 +17,7 @@ from typing import Final, NoReturn, TextIO
 
 from shipper.cli.signals import ignore_signals, record_signals
 from shipper.model.errors import ShipperError, first_of
-from shipper.system.memory import share_one_arena
+from shipper.system.memory import call_c_library, share_one_arena
 from shipper.system.work import work_items
 
 # New objects between two garbage collections: more than a start creates. Neither imported modules nor records contain
@@ -65,12 +65,8 @@ def _protect_memory() -> None:
 
     It contains secrets and records. `SHIPPER_DUMPABLE=1` disables this protection for debuggers and profilers.
     """
-    if sys.platform != "linux" or os.environ.get("SHIPPER_DUMPABLE", "") not in {"", "0"}:
-        return
-    with suppress(ImportError, OSError, AttributeError):
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    if os.environ.get("SHIPPER_DUMPABLE", "") in {"", "0"}:
+        call_c_library("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def prepare_process() -> None:

@@ -28,8 +28,15 @@ from shipper.cli.common import (
     tolerate_closed_stdout,
 )
 from shipper.config.load import Entry, misspelt_variables
-from shipper.config.secrets import LiteralSecret, Secret, fetch_secret, resolve_secret
-from shipper.config.settings import EndpointSettings, KafkaSettings, Settings, build_settings, require_endpoint
+from shipper.config.secrets import LiteralSecret, fetch_secret, resolve_secret
+from shipper.config.settings import (
+    EndpointSettings,
+    KafkaSettings,
+    Settings,
+    build_settings,
+    require_endpoint,
+    secrets_in,
+)
 from shipper.model.errors import ConfigError
 from shipper.model.version import __version__
 from shipper.system.native import ENGINE
@@ -86,7 +93,7 @@ def check(
             # Logs would repeat the reported items.
             level = settings.log.level if options.log_level else "error"
             configure_logs(level, settings.log.format, now=time.monotonic)
-            secrets = [key for section in _SECTIONS for key, *_ in _secrets(getattr(settings, section), section)]
+            secrets = [key for key, _ in secrets_in(settings) if key.partition(".")[0] in _SECTIONS]
             findings.width = max([_WIDTH, *map(len, secrets)])
             for item in chain(_check_configuration(entries), _check_inputs(settings, checks)):
                 findings.report(item)
@@ -152,21 +159,6 @@ def _check_configuration(entries: Mapping[str, Entry]) -> Iterator[Item]:
     yield Item("ok", "configuration", ", ".join(parts))
     for name, similar in misspelt_variables(Settings, os.environ).items():
         yield Item("note", "configuration", f"{name} is set, but not used; did you mean {similar}?")
-
-
-def _secrets(endpoint: EndpointSettings | None, section: str) -> Iterator[tuple[str, Secret, bool]]:
-    """Yield the key of every secret, the secret, and whether it is sent in a header."""
-    if endpoint is None:
-        return
-    for name in endpoint.__struct_fields__:
-        value = getattr(endpoint, name)
-        if isinstance(value, Secret):
-            yield f"{section}.{name}", value, True
-    if endpoint.oauth2 is not None:
-        for name in ("client_secret", "password"):
-            value = getattr(endpoint.oauth2, name)
-            if value is not None:
-                yield f"{section}.oauth2.{name}", value, False
 
 
 # Inputs and state ----------------------------------------------------------------------------------------------------
@@ -304,12 +296,13 @@ async def _check_secrets(endpoint: EndpointSettings, section: Section, report: C
     from shipper.check.service import describe_expiry, describe_origin
     from shipper.delivery.tokens import expiry_claim
 
-    for key, secret, is_for_header in _secrets(endpoint, section):
+    secrets = sorted(secrets_in(endpoint, f"{section}."), key=lambda item: ".oauth2." in item[0])  # own ones first
+    for key, secret in secrets:
         try:
             if key.endswith("proxy_password"):
                 value = resolve_secret(secret, key=key)  # it cannot come from a command
             else:
-                value = await fetch_secret(secret, key=key, is_for_header=is_for_header)
+                value = await fetch_secret(secret, key=key, is_for_header=".oauth2." not in key)
         except ConfigError as error:
             report(Item("fail", key, error.message))
             continue

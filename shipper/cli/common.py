@@ -20,7 +20,7 @@ from shipper.config.settings import Settings, build_settings, literal_secrets, r
 from shipper.model.errors import ConfigError
 from shipper.model.printable import printable, printable_json
 from shipper.model.units import several as several
-from shipper.system.stderr import ForgivingStderr
+from shipper.system.stderr import ForgivingStderr, discard
 
 if TYPE_CHECKING:
     from shipper.kafka.view import GroupView
@@ -203,8 +203,7 @@ def tolerate_closed_stdout() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        # Discard the interpreter's final flush.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
 
 
 def say(text: str) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from random import Random
@@ -47,34 +47,29 @@ def demo(
     """
     from rich.console import Console
 
-    from shipper.cli.report.common import fetch_report
     from shipper.report.metrics import REGISTRATIONS, sum_of
-    from shipper.sandbox.options import Figures, SandboxOptions
+    from shipper.report.rows import entries_of
+    from shipper.sandbox.options import SandboxOptions
     from shipper.sandbox.samples import sample_lines
-    from shipper.sandbox.server import SandboxThread
+    from shipper.sandbox.server import sandbox_in_thread
     from shipper.status.logs import configure_logs
 
     console = Console(highlight=False)
     configure_logs("warning", "auto", now=time.monotonic)
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    options = SandboxOptions(port=0, figures=Figures.SEEDED)
+    options = SandboxOptions(port=0, figures="seeded")
     with (
         tempfile.TemporaryDirectory(prefix="shipper-demo-") as folder,
-        SandboxThread(options, clock=time.time) as sandbox,
+        sandbox_in_thread(options, clock=time.time) as (access, store),
     ):
         file = Path(folder, "acquisitions.ndjson")
         with file.open("wb") as out:
             out.writelines(sample_lines(events, seed=seed, end=today, days=_DAYS))
         console.print(
             f"[bold]1.[/] {several(events, 'invented record')}, {file.stat().st_size / 1e6:.1f} MB, and a sandbox of "
-            f"the service at {sandbox.base_url}"
+            f"the service at {access.base_url}"
         )
-        endpoint = {
-            "base_url": sandbox.base_url,
-            "subscription_key": sandbox.subscription_key,
-            "token": sandbox.token,
-        }
-        flags = {"intake": endpoint, "report": endpoint, "state.directory": str(Path(folder, "state"))}
+        flags = {"intake": access._asdict(), "report": access._asdict(), "state.directory": str(Path(folder, "state"))}
         settings = load_settings(config_path=os.devnull, environ={}, flags=flags)  # ignore existing settings
         first = _backfill(settings, file)
         console.print(
@@ -83,14 +78,14 @@ def demo(
             f"{first.pending:,} pending; {several(first.batches, 'request')}, {first.seconds:.2f} s"
         )
         second = _backfill(settings, file)
-        stored = sandbox.store.stored
+        stored = store.stored
         console.print(
             f"[bold]3.[/] The same file again: {second.read:,} read, because the checkpoint is at its end; "
             f"the sandbox has {several(stored, 'event')}"
         )
         start, end = (today - timedelta(days=_DAYS)).date(), (today - timedelta(days=1)).date()
-        report = run_async(lambda: fetch_report(settings, options.account_id, start, end)).report
-        registered = int(sum_of(REGISTRATIONS, _sources(report)).total or 0)
+        report = run_async(lambda: _fetch(settings, options.account_id, start, end))
+        registered = int(sum_of(REGISTRATIONS, entries_of(report)).total or 0)
         console.print(
             f"[bold]4.[/] The daily report that the sandbox generates from them: "
             f"{several(registered, 'registration')}, and invented figures beside them\n"
@@ -101,13 +96,18 @@ def demo(
     sys.exit(0 if agrees else 1)
 
 
-def _sources(report: wire.DailyReport) -> list[wire.MarketingSource]:
-    return [source for brand in report.brands for source in brand.marketing_sources]
+async def _fetch(settings: Settings, account: int, start: date, end: date) -> wire.DailyReport:
+    from shipper.cli.report.common import open_client
+    from shipper.cli.report.options import RequestOptions
+
+    async with open_client(settings, RequestOptions(), reports=1) as client:
+        return (await client.fetch(account, start, end)).report
 
 
 def _totals(report: wire.DailyReport) -> Table:
     from shipper.report.formatting import clean, short_figure
     from shipper.report.metrics import CLICKS, NET_REVENUE, REGISTRATIONS, REV_SHARE, sum_of
+    from shipper.report.rows import entries_of
     from shipper.report.table import new_table
 
     metrics = (CLICKS, REGISTRATIONS, NET_REVENUE, REV_SHARE)
@@ -120,23 +120,18 @@ def _totals(report: wire.DailyReport) -> Table:
     for brand in report.brands:
         add(f"{brand.id} {clean(brand.name)}", brand.marketing_sources)
     table.add_section()
-    add("all brands", _sources(report))
+    add("all brands", entries_of(report))
     return table
 
 
 def _backfill(settings: Settings, file: Path) -> Summary:
+    from shipper.cli.ship import stream_index
     from shipper.pipeline import Pipeline
     from shipper.pipeline.opening import open_state
-    from shipper.sources.identity import StreamIndex
     from shipper.sources.once import FilesOnce
 
     with open_state(settings) as state:
-        index = StreamIndex(
-            state.store.streams.load("file"),
-            state.next_stream_id,
-            max_record_bytes=settings.input.max_record_bytes,
-        )
-        source = FilesOnce([file], index, state.store.streams, wall_time=time.time)
+        source = FilesOnce([file], stream_index(settings, state), state.store.streams, wall_time=time.time)
 
         async def ship() -> Summary:
             pipeline = Pipeline(settings, source, state.store, is_one_shot=True, wall_time=time.time, rng=Random())

@@ -23,7 +23,7 @@ def sample(
     profile: Annotated[
         SampleProfile,
         option("NAME", "easy, operator, sparse or dirty; see above."),
-    ] = SampleProfile.EASY,
+    ] = "easy",
     output: OutputOption = "",
 ) -> None:
     """

@@ -71,25 +71,23 @@ class Flags(NamedTuple):
         _option(
             _ANSWERS, "NAME", "document: the documented rules; strict: also publicly known rules of such services."
         ),
-    ] = Profile.DOCUMENT
+    ] = "document"
     rejection: Annotated[
         Rejection,
         _option(_ANSWERS, "WHAT", "A batch with bad events: partial: refuse only these; whole: refuse all events."),
-    ] = Rejection.PARTIAL
+    ] = "partial"
     answer: Annotated[
         AnswerShape,
         _option(_ANSWERS, "FORM", "counts: 202; created: 201; empty: 200; no-content: 204; per-event: 207."),
-    ] = AnswerShape.COUNTS
-    repeats: Annotated[Repeats, _option(_ANSWERS, "WHAT", "ignore, reject or accept a repeated EventId.")] = (
-        Repeats.IGNORE
-    )
+    ] = "counts"
+    repeats: Annotated[Repeats, _option(_ANSWERS, "WHAT", "ignore, reject or accept a repeated EventId.")] = "ignore"
     account_id: Annotated[
         int, _option(_ANSWERS, "N", "The affiliate account that has a report.", min=1, max=2**63 - 1)
     ] = 1001
     figures: Annotated[
         Figures,
         _option(_ANSWERS, "WHAT", "Figures in the report besides registrations: received: zeros; seeded: invented."),
-    ] = Figures.RECEIVED
+    ] = "received"
     seed: Annotated[int, _option(_ANSWERS, "N", "Seed for invented figures, jitter and random faults.")] = 1
 
     rate_limit: Annotated[
@@ -101,9 +99,7 @@ class Flags(NamedTuple):
     token_limit: Annotated[
         str, _option(_LIMITS, "CALLS/SECONDS", "Limit of requests to the token endpoint; above it: 429.")
     ] = "60/60"
-    retry_after: Annotated[RetryAfter, _option(_LIMITS, "FORM", "Form of Retry-After: seconds or date.")] = (
-        RetryAfter.SECONDS
-    )
+    retry_after: Annotated[RetryAfter, _option(_LIMITS, "FORM", "Form of Retry-After: seconds or date.")] = "seconds"
     max_body_bytes: Annotated[int, _option(_LIMITS, "N", "Size limit of a request body; above it: 413.", min=1)] = (
         2 * 1024 * 1024
     )

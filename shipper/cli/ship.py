@@ -141,7 +141,7 @@ def run(
         restore_unfinished(inputs.include)
         follower = Follower(
             inputs,
-            _stream_index(settings, state),
+            stream_index(settings, state),
             state.store.streams,
             rotate_wait_s=settings.input.rotate_wait_seconds,
             wall_time=time.time,
@@ -226,7 +226,7 @@ def backfill(
 
         return FilesOnce(
             files,
-            _stream_index(settings, state),
+            stream_index(settings, state),
             state.store.streams,
             wall_time=time.time,
             completion=_completion(settings, state),
@@ -333,7 +333,8 @@ def _descriptors_for_files() -> int:
     return max(1, soft - min(_OTHER_DESCRIPTORS, soft // 2))
 
 
-def _stream_index(settings: Settings, state: OpenState) -> StreamIndex:
+def stream_index(settings: Settings, state: OpenState) -> StreamIndex:
+    """Return the index of the files in a state."""
     from shipper.sources.identity import StreamIndex
     from shipper.sources.reader import input_form
 

@@ -17,6 +17,7 @@ from shipper.cli.common import plain, tolerate_closed_stdout
 from shipper.model.errors import ShipperError
 from shipper.model.printable import printable_json
 from shipper.system.files import replacing_file
+from shipper.system.stderr import discard
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,8 +97,7 @@ def open_target(target: Path | None) -> Iterator[BinaryIO]:
                 yield file
     except OSError as error:
         if target is None:
-            # Discard the interpreter's final flush.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard(sys.stdout)
         where = "to standard output" if target is None else repr(str(target))
         raise ShipperError(f"cannot write {where}: {error.strerror}") from error
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -595,19 +595,19 @@ def require_endpoint(settings: Settings, section: Literal["intake", "report"]) -
     return endpoint
 
 
+def secrets_in(section: Section, prefix: str = "") -> Iterator[tuple[str, Secret]]:
+    """Yield the key and the value of each secret in a section and the sections in it."""
+    for name in section.__struct_fields__:
+        value = getattr(section, name)
+        if isinstance(value, Secret):
+            yield f"{prefix}{name}", value
+        elif isinstance(value, Section):
+            yield from secrets_in(value, f"{prefix}{name}.")
+
+
 def literal_secrets(settings: Settings) -> list[str]:
     """Return the keys of literal secrets, except those of endpoints on this machine."""
-    keys: list[str] = []
-
-    def visit(section: Struct, prefix: str) -> None:
-        for name in section.__struct_fields__:
-            value = getattr(section, name)
-            if isinstance(value, LiteralSecret):
-                keys.append(f"{prefix}{name}")
-            elif isinstance(value, Section) and not (
-                isinstance(value, EndpointSettings) and is_loopback(urlsplit(value.base_url).hostname or "")
-            ):
-                visit(value, f"{prefix}{name}.")
-
-    visit(settings, "")
-    return keys
+    endpoints = {"intake.": settings.intake, "report.": settings.report}
+    local = tuple(key for key, at in endpoints.items() if at and is_loopback(urlsplit(at.base_url).hostname or ""))
+    literal = [key for key, secret in secrets_in(settings) if isinstance(secret, LiteralSecret)]
+    return [key for key in literal if not key.startswith(local)]

@@ -122,9 +122,6 @@ class CsvRows:
         # The group does not match if the values are not followed by the end of a row.
         self._partial_row = re.compile(rb"%b(?:%b%b)*(\r?(?:\n|\Z))?" % (partial, mark, partial))
 
-    def __repr__(self) -> str:
-        return f"<CsvRows {len(self.names)} columns>"
-
     def cut(self, data: bytes, *, is_final: bool) -> int:
         if is_final:
             return len(data)

@@ -72,13 +72,6 @@ class ActivityEvent(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     ConsumerState: Letters2OrEmpty
 
 
-class ActivityBatch(Struct, frozen=True):
-    """The body of an intake request."""
-
-    EventType: str
-    events: list[ActivityEvent]
-
-
 class AmountPair(Struct, frozen=True, omit_defaults=True):
     """
     A figure and its adjustment; kept separate, as the meaning of their signs is not documented.

@@ -78,9 +78,6 @@ class ReportClient:
         self._endpoints = [Endpoint(connection) for _ in range(concurrency)]
         self._idle = list(self._endpoints)  # never empty, as the gate limits requests to the number of endpoints
 
-    def __repr__(self) -> str:
-        return f"<ReportClient {self._gate!r}>"
-
     async def __aenter__(self) -> Self:
         return self
 

@@ -41,9 +41,6 @@ class Days:
         self.day_of = lru_cache(_CACHE_SIZE)(self._day_of)
         self.start_of = lru_cache(_CACHE_SIZE)(self._start_of)
 
-    def __repr__(self) -> str:
-        return f"<Days of {self.name}>"
-
     def _day_of(self, hour: str) -> str:
         local = self._local(hour)
         return hour[:10] if local is None else local.date().isoformat()

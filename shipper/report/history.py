@@ -134,9 +134,6 @@ class History:
         self._path = directory / FILE_NAME
         self._db = _open(directory)
 
-    def __repr__(self) -> str:
-        return f"<History {self._path}>"
-
     def close(self) -> None:
         self._db.close()
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shipper.sandbox.clock import CallWindow
-from shipper.sandbox.options import RetryAfter, SandboxOptions, Which
+from shipper.sandbox.options import SandboxOptions, Which
 from shipper.sandbox.tokens import TokenIssuer
 
 SUBSCRIPTION_KEY_HEADER: Final = "Ocp-Apim-Subscription-Key"
@@ -126,7 +126,7 @@ class Gateway:
         return None
 
     def _retry_after_in(self, seconds: int) -> str:
-        if self._retry_after is RetryAfter.SECONDS:
+        if self._retry_after == "seconds":
             return str(seconds)
         return formatdate(ceil(self._clock()) + seconds, usegmt=True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from enum import Enum
 from math import isfinite
 from typing import Final, Literal, NamedTuple, Self
 
@@ -12,54 +11,24 @@ from msgspec import Struct
 from shipper.model.errors import ConfigError
 
 IN_MEMORY: Final = ":memory:"
-SECRET_MIN_BYTES: Final = 32  # RFC 7518 §3.2: an HS256 key must be at least as long as the hash
 
+Profile = Literal["document", "strict"]
+"""The rules that the service and its report follow: only the documented ones, or also publicly known ones."""
 
-class Profile(Enum):
-    """The rules that the service and its report follow."""
+Rejection = Literal["partial", "whole"]
+"""In a batch with an invalid event, only it is refused, and listed; or all events are, and it is not identified."""
 
-    DOCUMENT = "document"  # only the documented rules
-    STRICT = "strict"  # also publicly known rules of such services
+AnswerShape = Literal["counts", "created", "empty", "no-content", "per-event"]
+"""The response to an accepted batch: 202 or 201 with a document, 200 or 204 without, 207 with a result per event."""
 
+Repeats = Literal["ignore", "reject", "accept"]
+"""What to do with an EventId that was received before."""
 
-class Rejection(Enum):
-    """What happens to a batch with an invalid event."""
+Figures = Literal["received", "seeded"]
+"""The report has zeros, or plausible figures that depend on a seed; registrations are always those received."""
 
-    PARTIAL = "partial"  # the other events are accepted, and the response lists it
-    WHOLE = "whole"  # all events are refused, and the response does not identify it
-
-
-class AnswerShape(Enum):
-    """The response to an accepted batch."""
-
-    COUNTS = "counts"  # 202 with a document
-    CREATED = "created"  # 201 with the same document
-    EMPTY = "empty"  # 200 without a body
-    NO_CONTENT = "no-content"  # 204
-    PER_EVENT = "per-event"  # 207 with a result for each event
-
-
-class Repeats(Enum):
-    """What to do with an EventId that was received before."""
-
-    IGNORE = "ignore"
-    REJECT = "reject"
-    ACCEPT = "accept"
-
-
-class Figures(Enum):
-    """Figures of the report; registrations are always the number of received events."""
-
-    RECEIVED = "received"  # zero
-    SEEDED = "seeded"  # plausible, and deterministic for a seed
-
-
-class RetryAfter(Enum):
-    """The form of the Retry-After header."""
-
-    SECONDS = "seconds"
-    DATE = "date"
-
+RetryAfter = Literal["seconds", "date"]
+"""The form of the Retry-After header."""
 
 Which = Literal["primary", "secondary"]  # subscription key
 
@@ -86,8 +55,7 @@ class SandboxOptions(Struct, frozen=True, kw_only=True):
     """
     All options.
 
-    The default secrets are public: they only protect invented events on a loopback address, and a fixed token secret
-    keeps tokens valid across restarts.
+    The default keys are public: they only protect invented events on a loopback address.
 
     Raises:
         ConfigError: A value is out of range.
@@ -96,21 +64,18 @@ class SandboxOptions(Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8080  # 0 = any free port
     account_id: int = 1001
-    account_name: str = "Sandbox Affiliate"
-    operator_name: str = "Sandbox Operator"
     subscription_key: str = "sandbox-subscription-key"
     secondary_key: str = "sandbox-secondary-key"
-    token_secret: str = "a-secret-only-for-sandbox-tokens-on-loopback"
     store_path: str = IN_MEMORY  # or the path of a SQLite file
     blackhole: bool = False  # only count events; store nothing
-    profile: Profile = Profile.DOCUMENT
-    rejection: Rejection = Rejection.PARTIAL
-    answer: AnswerShape = AnswerShape.COUNTS
-    repeats: Repeats = Repeats.IGNORE
-    figures: Figures = Figures.RECEIVED
+    profile: Profile = "document"
+    rejection: Rejection = "partial"
+    answer: AnswerShape = "counts"
+    repeats: Repeats = "ignore"
+    figures: Figures = "received"
     rate_limit: CallLimit | None = None  # above it: 429
     quota: CallLimit | None = None  # above it: 403
-    retry_after: RetryAfter = RetryAfter.SECONDS
+    retry_after: RetryAfter = "seconds"
     max_body_bytes: int = 2 * 1024 * 1024  # compressed and uncompressed; above it: 413
     accept_gzip: bool = False
     latency_seconds: float = 0.0  # delay before each response of the two operations
@@ -133,7 +98,5 @@ class SandboxOptions(Struct, frozen=True, kw_only=True):
         for name in ("latency_seconds", "jitter_seconds", "token_skew_seconds", "clock_offset_seconds"):
             if not isfinite(getattr(self, name)):
                 raise ConfigError("must be a finite number", key=name, source="sandbox")
-        if len(self.token_secret.encode()) < SECRET_MIN_BYTES:
-            raise ConfigError(f"must have at least {SECRET_MIN_BYTES} bytes", key="token_secret", source="sandbox")
         if self.blackhole and self.store_path != IN_MEMORY:
             raise ConfigError("stores nothing; it cannot be combined with a store", key="blackhole", source="sandbox")

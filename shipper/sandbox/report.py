@@ -42,7 +42,7 @@ def build_report(
     start: date,
     end: date,
     now_seconds: float,
-    figures: Figures = Figures.RECEIVED,
+    figures: Figures = "received",
     seed: int = 1,
     restated: Mapping[date, int] = _NEVER,
 ) -> wire.DailyReport:
@@ -63,7 +63,7 @@ def build_report(
             marketing source that has any left on that day, and generates other figures for the day.
     """
     received = _registrations(registrations, start, end, restated)
-    invented = set(product(BRANDS, MARKETING_SOURCES)) if figures is Figures.SEEDED else set[_Pair]()
+    invented = set(product(BRANDS, MARKETING_SOURCES)) if figures == "seeded" else set[_Pair]()
     deals = {pair: Deal(seed, source.affiliate_account_id, *pair) for pair in sorted(received.keys() | invented)}
     period = stretches(start, end, restated)
     entries = {

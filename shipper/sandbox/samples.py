@@ -23,10 +23,9 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
-from enum import StrEnum
 from itertools import accumulate, islice
 from random import Random
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -84,20 +83,13 @@ _RARE_NAMES: Final = (
 )
 
 
-class SampleProfile(StrEnum):
-    """The kind of records."""
-
-    EASY = "easy"
-    OPERATOR = "operator"
-    SPARSE = "sparse"
-    DIRTY = "dirty"
-
+SampleProfile = Literal["easy", "operator", "sparse", "dirty"]
 
 DAYS: Final = {
-    SampleProfile.EASY: 30,
-    SampleProfile.OPERATOR: 730,
-    SampleProfile.SPARSE: 365,
-    SampleProfile.DIRTY: 730,
+    "easy": 30,
+    "operator": 730,
+    "sparse": 365,
+    "dirty": 730,
 }
 
 
@@ -107,7 +99,7 @@ def sample_lines(
     seed: int = 1,
     end: datetime,
     days: int | None = None,
-    profile: SampleProfile = SampleProfile.EASY,
+    profile: SampleProfile = "easy",
 ) -> Iterator[bytes]:
     """
     Yield `count` invented events.
@@ -131,22 +123,12 @@ def sample_lines(
     assert days >= 1, days
     assert 0 <= count <= CONSUMER_PRIME, count
     end, rng = end.astimezone(UTC).replace(microsecond=0), Random(seed)
-    if profile is SampleProfile.EASY:
+    if profile == "easy":
         return _lines(count, rng, _Easy(count, rng, end, days), is_varied=False)
-    if profile is SampleProfile.SPARSE:
+    if profile == "sparse":
         return _lines(count, rng, _Sparse(rng, end.date(), days), is_varied=True)
     lines = _lines(count, rng, _Operator(count, rng, end.date(), days), is_varied=True)
-    return _dirty(lines, rng) if profile is SampleProfile.DIRTY else lines
-
-
-class _Draws(Protocol):
-    """The random choices that differ between profiles."""
-
-    def moment(self, index: int) -> str:
-        """Draw the Timestamp of a record, without its Z."""
-
-    def source(self) -> tuple[int, int, str]:
-        """Draw brand, medium, and affiliate."""
+    return _dirty(lines, rng) if profile == "dirty" else lines
 
 
 class _Easy:
@@ -159,10 +141,12 @@ class _Easy:
         self._brands = list(BRANDS)
 
     def moment(self, index: int) -> str:
+        """Draw the Timestamp of a record, without its Z."""
         day, second = divmod(self._first_second + int((index + self._chance()) * self._stride), 86_400)
         return f"{self._dates[day]}T{_clock_time(second)}"
 
     def source(self) -> tuple[int, int, str]:
+        """Draw brand, medium, and affiliate."""
         picks = self._bits(24)
         medium = MARKETING_SOURCES[(picks >> 3) % len(MARKETING_SOURCES)]
         return self._brands[(picks >> 13) % len(self._brands)], medium, "70012" if picks & 7 == 0 else ""
@@ -207,7 +191,7 @@ class _Sparse:
         return 101 + self._below(SPARSE_BRANDS), 100_000 + medium, str(70_000 + medium % AFFILIATES)
 
 
-def _lines(count: int, rng: Random, draws: _Draws, *, is_varied: bool) -> Iterator[bytes]:
+def _lines(count: int, rng: Random, draws: _Easy | _Operator | _Sparse, *, is_varied: bool) -> Iterator[bytes]:
     places = [place for place in _PLACES if is_varied or place[1] != "CA"]  # not every service knows its states
     place_weights = _cumulated([weight for weight, *_ in places])
     heads = [f'"ConsumerCountry":"{country}","ConsumerCurrencyID":"{currency}"' for _, country, currency, *_ in places]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from ipaddress import ip_address
 from signal import SIGINT, SIGTERM, Signals
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 import anyio
 import msgspec
@@ -18,7 +18,7 @@ from shipper.sandbox.app import create_app
 from shipper.sandbox.control import Control
 from shipper.sandbox.effects import TRANSPORT_EXTENSION
 from shipper.sandbox.faults import FaultScript
-from shipper.sandbox.options import Repeats, SandboxOptions
+from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.service import RequestEntry, Service
 from shipper.sandbox.store import EventStore
 from shipper.system.serving import BoundedProtocol, Server, address_of, listen, running_in_thread
@@ -72,51 +72,22 @@ async def serve(
             group.cancel_scope.cancel()
 
 
-class SandboxThread:
+@contextmanager
+def sandbox_in_thread(
+    options: SandboxOptions, script: FaultScript | None = None, *, clock: Callable[[], float]
+) -> Iterator[tuple[Access, EventStore]]:
     """
-    A context manager that runs a sandbox in a daemon thread.
+    Run a sandbox in a daemon thread.
 
     Raises:
-        ConfigError: On entering; see `serve`.
-        ShipperError: On entering, if the server does not start.
+        ConfigError: See `serve`.
+        ShipperError: The server does not start.
     """
-
-    base_url: str
-    subscription_key: str
-    token: str
-    store: EventStore
-
-    def __init__(
-        self,
-        options: SandboxOptions | None = None,
-        script: FaultScript | None = None,
-        *,
-        clock: Callable[[], float],
-    ) -> None:
-        self._options = options or SandboxOptions(port=0)
-        self._script = script or FaultScript()
-        self._clock = clock
-        self._exit = ExitStack()
-
-    def __repr__(self) -> str:
-        return f"<SandboxThread {getattr(self, 'base_url', 'not started')}>"
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            server, listener, access, store = stack.enter_context(_prepared(self._options, self._script, self._clock))
-            stack.enter_context(running_in_thread(server, listener, name="sandbox"))
-            self._exit = stack.pop_all()
-        self.base_url, self.subscription_key, self.token = access
-        self.store = store
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._exit.close()
-
-    @property
-    def access(self) -> Access:
-        """The argument of `configuration_snippet`."""
-        return Access(self.base_url, self.subscription_key, self.token)
+    with (
+        _prepared(options, script or FaultScript(), clock) as (server, listener, access, store),
+        running_in_thread(server, listener, name="sandbox"),
+    ):
+        yield access, store
 
 
 class _Server(Server):
@@ -155,7 +126,7 @@ def _prepared(
 ) -> Iterator[tuple[_Server, socket.socket, Access, EventStore]]:
     with (
         _listen(options.host, options.port) as listener,
-        EventStore(options.store_path, counts_repeats=options.repeats is Repeats.ACCEPT) as store,
+        EventStore(options.store_path, counts_repeats=options.repeats == "accept") as store,
     ):
         base_url = address_of(listener)
         service = Service(options, store, script, clock, observe)

@@ -19,7 +19,7 @@ from shipper.sandbox.clock import ServiceClock
 from shipper.sandbox.faults import FaultPlan, FaultScript, Operation
 from shipper.sandbox.gateway import Gateway, Refusal, json_response, refusal_response
 from shipper.sandbox.intake import REPEATED, Intake, read_batch
-from shipper.sandbox.options import AnswerShape, Profile, Rejection, Repeats, SandboxOptions
+from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.report import build_report
 from shipper.sandbox.store import Added, EventStore
 from shipper.sandbox.tokens import TokenIssuer
@@ -78,7 +78,7 @@ class Service:
         self.faults = FaultPlan(script)
         self.observe = observe or (lambda entry: None)
         self.stopping = anyio.Event()  # set when the server begins to shut down
-        self._source = wire.ReportSource(options.account_id, options.account_name, options.operator_name)
+        self._source = wire.ReportSource(options.account_id, "Sandbox Affiliate", "Sandbox Operator")
         self._forget()
 
     def _forget(self) -> None:
@@ -139,9 +139,9 @@ class Service:
             return self._swallow(body, entry)
         batch = read_batch(
             body,
-            is_strict=self.options.profile is Profile.STRICT,
+            is_strict=self.options.profile == "strict",
             now_seconds=self.clock(),
-            is_known=self.store.holds if self.options.repeats is Repeats.REJECT else None,
+            is_known=self.store.holds if self.options.repeats == "reject" else None,
         )
         if isinstance(batch, Refusal):
             return refusal_response(batch)
@@ -157,20 +157,18 @@ class Service:
         entry.rejected = len(batch.rejected)
         self.rejected += len(batch.rejected)
         shape = self.options.answer
-        if batch.rejected and (
-            self.options.rejection is Rejection.WHOLE or shape in {AnswerShape.EMPTY, AnswerShape.NO_CONTENT}
-        ):
+        if batch.rejected and (self.options.rejection == "whole" or shape in {"empty", "no-content"}):
             # The client has to find the invalid events itself.
             return refusal_response(Refusal(400, "The batch was refused: it contains an invalid event."))
         added = self.store.add(batch.accepted.values())
-        if self.options.repeats is Repeats.ACCEPT:
+        if self.options.repeats == "accept":
             added = Added(len(batch.accepted), 0)
         entry.accepted, entry.duplicates = added
-        if shape is AnswerShape.PER_EVENT:
+        if shape == "per-event":
             return json_response({"results": _results(batch)}, 207)
-        if shape in {AnswerShape.EMPTY, AnswerShape.NO_CONTENT}:
-            return Response(status_code=200 if shape is AnswerShape.EMPTY else 204)
-        status = 201 if shape is AnswerShape.CREATED else 202
+        if shape in {"empty", "no-content"}:
+            return Response(status_code=200 if shape == "empty" else 204)
+        status = 201 if shape == "created" else 202
         return json_response({**added._asdict(), "rejected": batch.rejected}, status)
 
     async def report(self, request: Request, entry: RequestEntry) -> Response:
@@ -200,7 +198,7 @@ class Service:
             return Refusal(400, "start_date and end_date must be dates of the form YYYY-MM-DD.")
         if start > end:
             return Refusal(400, "start_date must not be after end_date.")
-        if self.options.profile is Profile.STRICT and (start.year, start.month) != (end.year, end.month):
+        if self.options.profile == "strict" and (start.year, start.month) != (end.year, end.month):
             return Refusal(400, "start_date and end_date must lie in the same calendar month.")
         return start, end
 

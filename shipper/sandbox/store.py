@@ -87,9 +87,6 @@ class EventStore:
                 self._log.close()
                 raise ConfigError(f"is damaged: {error}; choose another file", source=path) from error
 
-    def __repr__(self) -> str:
-        return f"<EventStore stored={self.stored} duplicates={self.duplicates}>"
-
     def __enter__(self) -> Self:
         return self
 

@@ -19,7 +19,7 @@ import jwt
 import msgspec
 
 from shipper.sandbox.clock import CallWindow
-from shipper.sandbox.options import SECRET_MIN_BYTES, SandboxOptions
+from shipper.sandbox.options import SandboxOptions
 
 TOKEN_PATH: Final = "/oauth2/v2.0/token"
 AUDIENCE: Final = "api://shipper-sandbox"
@@ -30,6 +30,7 @@ CLIENT_ID: Final = "sandbox-client"
 CLIENT_SECRET: Final = "sandbox-client-secret"
 USERNAME: Final = "sandbox-user"
 PASSWORD: Final = "sandbox-password"
+TOKEN_SECRET: Final = "a-secret-only-for-sandbox-tokens-on-loopback"  # fixed, so that tokens survive a restart
 
 STATIC_LIFETIME_SECONDS: Final = 30 * 86_400
 _RETRY_AFTER_MIN_SECONDS: Final = 60
@@ -61,8 +62,6 @@ class TokenIssuer:
     """Signs and validates tokens (HS256); `rng` generates the ids in error documents."""
 
     def __init__(self, options: SandboxOptions, *, clock: Callable[[], float], rng: Random) -> None:
-        assert len(options.token_secret.encode()) >= SECRET_MIN_BYTES, "the token secret is too short for HS256"
-        self._secret = options.token_secret.encode()
         self._lifetime_seconds = options.token_lifetime_seconds
         self._skew_seconds = options.token_skew_seconds
         self._clock = clock
@@ -73,7 +72,7 @@ class TokenIssuer:
         """Return a token that is valid from now on, by a clock that is `skew_seconds` ahead."""
         now = int(self._clock() + skew_seconds)
         claims = {"sub": CLIENT_ID, "aud": AUDIENCE, "iat": now, "nbf": now, "exp": now + int(lifetime_seconds)}
-        return jwt.encode(claims, self._secret, algorithm="HS256")
+        return jwt.encode(claims, TOKEN_SECRET, algorithm="HS256")
 
     def fault(self, token: str) -> str:
         """Return why a token is refused; empty if it is valid."""
@@ -81,7 +80,7 @@ class TokenIssuer:
             # The times are checked below against `self._clock`; the library would use the machine's.
             payload = jwt.decode(
                 token,
-                self._secret,
+                TOKEN_SECRET,
                 algorithms=["HS256"],
                 audience=AUDIENCE,
                 options={"verify_exp": False, "verify_nbf": False, "verify_iat": False},

@@ -7,7 +7,6 @@ state directory, where other processes can read it, also after the process has e
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from contextlib import suppress
@@ -15,16 +14,15 @@ from pathlib import Path
 from typing import Final, Literal
 
 import anyio
-import msgspec
 from anyio.to_thread import run_sync
 from msgspec import Struct
 from msgspec.structs import replace
 
 from shipper.model.group import GroupState
 from shipper.model.units import several, size
+from shipper.system.files import read_json, replace_json
 
 LIVE_FILE: Final = "live.json"
-_MAX_BYTES: Final = 1 << 20
 _WRITE_INTERVAL_S: Final = 1.0
 _UNCHANGED_S: Final = 30.0  # write interval without changes, as a sign of life
 _POINT_INTERVAL_S: Final = 2.0
@@ -245,20 +243,11 @@ class LiveFile:
             return
         if before is not None and live.at < before.at + _UNCHANGED_S and replace(live, at=before.at) == before:
             return
-        temporary = self._directory / f".{LIVE_FILE}"
         with suppress(OSError):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-            with open(os.open(temporary, flags, 0o600), "wb") as file:
-                file.write(msgspec.json.encode(live))
-            temporary.replace(self._directory / LIVE_FILE)
+            replace_json(self._directory / LIVE_FILE, live)
             self._written = live
 
 
 def read_live(directory: Path) -> Live | None:
     """Read the last snapshot in a state directory; None if it is missing or was written by another version."""
-    try:
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC  # do not wait if it is a pipe
-        with open(os.open(directory / LIVE_FILE, flags), "rb") as file:
-            return msgspec.json.decode(file.read(_MAX_BYTES), type=Live)
-    except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
-        return None
+    return read_json(directory / LIVE_FILE, Live)

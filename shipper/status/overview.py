@@ -20,6 +20,7 @@ from shipper.state.streams import read_started_patterns
 
 _LETTERS: Final = 10
 _RECENT: Final = 1_000  # letters searched for the newest one of each input
+_TOTALS: Final = "read, accepted, dead_lettered, duplicates, purged, dead_letter_bytes, unreachable_bytes"
 _FileId = tuple[int, int]  # device and inode
 _Stat = tuple[int, int]  # size, and time of the last change in nanoseconds
 
@@ -214,19 +215,11 @@ def read_overview(directory: Path, at: float = 0.0, files: Iterable[InputFile] =
         StateError: As for `Store`.
     """
     with reading(directory) as db:
-        totals = db.execute(
-            "SELECT read, accepted, dead_lettered, duplicates, purged, dead_letter_bytes, unreachable_bytes FROM totals"
-        ).fetchone()
+        totals = db.execute(f"SELECT {_TOTALS} FROM totals").fetchone()
         gone = db.execute("SELECT stream_id, path, bytes, noticed_at FROM unreachable ORDER BY noticed_at")
         return Overview(
             at=at,
-            read=totals[0],
-            accepted=totals[1],
-            dead_lettered=totals[2],
-            duplicates=totals[3],
-            purged=totals[4],
-            dead_letter_bytes=totals[5],
-            unreachable_bytes=totals[6],
+            **dict(zip(_TOTALS.split(", "), totals, strict=True)),
             streams=_stream_states(db, at, files),
             spool=_spool_state(db, directory / "spool", at),
             dead_letters=letter_counts(db),

@@ -1,13 +1,19 @@
-"""Atomic replacement of files, and detection of changes."""
+"""Atomic replacement of files, small JSON files, and detection of changes."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+GUARDED: Final = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC  # do not wait for a pipe, do not follow a link
+_JSON_BYTES_MAX: Final = 1 << 20
 
 
 def stat_signature(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
@@ -28,6 +34,8 @@ def replace_file(path: Path, data: bytes) -> None:
 @contextmanager
 def replacing_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file to replace `path` atomically on exit; only its owner can read it."""
+    import tempfile  # every command loads this module, and few replace files
+
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # with mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -39,3 +47,20 @@ def replacing_file(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def read_json(path: Path, kind: type[T]) -> T | None:
+    """Read a small JSON file; None if it is missing, a symbolic link, too long, or of another type."""
+    try:
+        with open(os.open(path, os.O_RDONLY | GUARDED), "rb") as file:
+            return msgspec.json.decode(file.read(_JSON_BYTES_MAX), type=kind)
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
+        return None
+
+
+def replace_json(path: Path, value: object) -> None:
+    """Replace a small JSON file with mode 0600 atomically, as its only writer, but not durably."""
+    temporary = path.with_name(f".{path.name}")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | GUARDED, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(value))
+    temporary.replace(path)

@@ -1,11 +1,12 @@
-"""Tuning of glibc's allocator, so that freed memory returns to the system; does nothing with other C libraries."""
+"""Calls of the C library, which tune the allocator of glibc so that freed memory returns to the system."""
 
 from __future__ import annotations
 
 import os
 import sys
 from contextlib import suppress
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
 _M_ARENA_MAX: Final = -8
 _M_MMAP_THRESHOLD: Final = -3
@@ -21,9 +22,9 @@ def share_one_arena() -> None:
     the C library allocates them from the arena once the first of them has been freed.
     """
     if "MALLOC_ARENA_MAX" not in os.environ:
-        _call("mallopt", _M_ARENA_MAX, 1)
+        call_c_library("mallopt", _M_ARENA_MAX, 1)
     if "MALLOC_MMAP_THRESHOLD_" not in os.environ:
-        _call("mallopt", _M_MMAP_THRESHOLD, _MAPPED_BYTES)
+        call_c_library("mallopt", _M_MMAP_THRESHOLD, _MAPPED_BYTES)
 
 
 async def trim_heap_periodically() -> None:
@@ -32,13 +33,18 @@ async def trim_heap_periodically() -> None:
 
     while True:
         await anyio.sleep(_TRIM_SECONDS)
-        await run_sync(_call, "malloc_trim", 0)
+        await run_sync(call_c_library, "malloc_trim", 0)
 
 
-def _call(name: str, *arguments: int) -> None:
+def call_c_library(name: str, *arguments: int) -> None:
     """Call a function of the C library if it exists, without holding the GIL."""
     if sys.platform == "linux":
         with suppress(ImportError, OSError, AttributeError):
-            import ctypes
+            getattr(_c_library(), name)(*arguments)
 
-            getattr(ctypes.CDLL(None), name)(*arguments)
+
+@cache
+def _c_library() -> Any:
+    import ctypes
+
+    return ctypes.CDLL(None)

@@ -10,19 +10,13 @@ import os
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from anyio.abc import Process
 
 # `systemd-creds cat` finds the unit's credentials through CREDENTIALS_DIRECTORY.
 _INHERITED: Final = frozenset({"PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "CREDENTIALS_DIRECTORY"})
-
-
-class GroupLeader(Protocol):
-    """A process started with its own process group."""
-
-    @property
-    def pid(self) -> int: ...
-    @property
-    def returncode(self) -> int | None: ...
 
 
 def minimal_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -30,8 +24,8 @@ def minimal_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name in _INHERITED or name.startswith("LC_")}
 
 
-def signal_group(leader: GroupLeader, number: signal.Signals) -> None:
-    """Send a signal to a process and its descendants, also after the process itself has ended."""
+def signal_group(leader: Process, number: signal.Signals) -> None:
+    """Send a signal to the leader of a process group and its descendants, also after the leader itself has ended."""
     if leader.returncode is not None:
         # The id is not reused while a member of the group is alive.
         with suppress(ProcessLookupError):

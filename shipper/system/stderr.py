@@ -1,9 +1,15 @@
-"""Writing to a standard error that is slow or closed: lost diagnostics must not cost records."""
+"""Writing to standard streams that are slow or closed: lost diagnostics must not cost records."""
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import TextIO
+
+
+def discard(stream: TextIO) -> None:
+    """Write everything to /dev/null from now on, including the interpreter's final flush."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class ForgivingStderr:
@@ -15,7 +21,7 @@ class ForgivingStderr:
         except BlockingIOError:  # the reader is slow, but may catch up
             return len(text)
         except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+            discard(sys.stderr)
             return len(text)
 
     def flush(self) -> None:
@@ -24,4 +30,4 @@ class ForgivingStderr:
         except BlockingIOError:
             pass
         except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+            discard(sys.stderr)

@@ -25,15 +25,15 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from shipper.system.files import GUARDED, read_json, replace_json
+
 Stage = Literal["find", "open", "read", "validate", "deliver", "spool", "save"]
 
 _STARTS_MAX: Final = 2  # an input that got stuck at one place in this many starts is skipped
 _PLACES_MAX: Final = 100
-_FILE_BYTES_MAX: Final = 1 << 20
 _SLOT_BYTES: Final = 4096
 _SLOTS: Final[dict[Stage, int]] = {"validate": 0, "read": _SLOT_BYTES}  # offsets in `at-work`
-_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-_WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_TRUNC | GUARDED
 
 
 class WorkItem(Struct, eq=False):
@@ -160,7 +160,8 @@ class StuckPlaces:
     def __init__(self, directory: Path, *, limit_s: float) -> None:
         self.limit_s = limit_s
         self._directory = directory
-        self._places = {place.position: place for place in self._read()}
+        self._file = directory / "stuck.json"
+        self._places = {place.position: place for place in read_json(self._file, list[StuckPlace]) or ()}
         self._stuck_now: set[_Position] = set()
         self._records = self._traceback = -1
         if (place := self._read_previous_hang()) is not None:
@@ -174,9 +175,6 @@ class StuckPlaces:
         for place in self._places.values():
             if place.stage == "validate":
                 self.suspects[place.source].append(place)
-
-    def __repr__(self) -> str:
-        return f"<StuckPlaces {len(self._places)}>"
 
     def skip_reason(self, stage: Stage, source: str, offset: int = 0) -> str:
         """Return why an input is skipped, as the end of a sentence; empty if it is not."""
@@ -211,24 +209,13 @@ class StuckPlaces:
             del self._places[next(iter(self._places))]
         self._write()
 
-    def _read(self) -> list[StuckPlace]:
-        try:
-            with open(os.open(self._directory / "stuck.json", _READ), "rb") as file:
-                return msgspec.json.decode(file.read(_FILE_BYTES_MAX), type=list[StuckPlace])
-        except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
-            return []
-
     def _write(self) -> None:
-        """Replace `stuck.json` atomically; on a full disk, keep the old one."""
-        path = self._directory / "stuck.json"
+        """Replace `stuck.json`; on a full disk, keep the old one."""
         with suppress(OSError):
-            if not self._places:
-                path.unlink(missing_ok=True)
-                return
-            temporary = self._directory / ".stuck.json"
-            with open(os.open(temporary, _WRITE, 0o600), "wb") as file:
-                file.write(msgspec.json.encode(list(self._places.values())))
-            temporary.replace(path)
+            if self._places:
+                replace_json(self._file, list(self._places.values()))
+            else:
+                self._file.unlink(missing_ok=True)
 
     def _read_previous_hang(self) -> StuckPlace | None:
         """Return where the interpreter of the previous process was blocked; None if it was not."""
@@ -236,7 +223,7 @@ class StuckPlaces:
             if not (self._directory / "traceback").lstat().st_size:
                 return None
             (self._directory / "traceback").replace(self._directory / "traceback.last")  # count it once, keep the text
-            records = os.open(self._directory / "at-work", _READ)
+            records = os.open(self._directory / "at-work", os.O_RDONLY | GUARDED)
             try:
                 for start in _SLOTS.values():  # validation first: a reader may just have been waiting for the GIL
                     line = os.pread(records, _SLOT_BYTES, start).partition(b"\n")[0].strip(b"\0")

@@ -53,7 +53,7 @@ def _make(path: Path, write: Callable[[Path], object]) -> Path:
     return path
 
 
-def sample_file(events: int, profile: SampleProfile = SampleProfile.OPERATOR) -> Path:
+def sample_file(events: int, profile: SampleProfile = "operator") -> Path:
     """
     Return the sample events of a profile.
 

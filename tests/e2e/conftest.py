@@ -12,7 +12,7 @@ import pytest
 
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.samples import sample_lines
-from shipper.sandbox.server import SandboxThread
+from shipper.sandbox.server import sandbox_in_thread
 from tests.conftest import SEED
 from tests.e2e.browser import Browser
 from tests.e2e.driver import Service, Shipper, Target
@@ -62,7 +62,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def _sandbox() -> Iterator[Service]:
     options = SandboxOptions(port=0, max_body_bytes=64 << 20)  # for records longer than a read
-    with SandboxThread(options, clock=time.time) as sandbox, Service(Target(*sandbox.access)) as service:
+    with sandbox_in_thread(options, clock=time.time) as (access, _), Service(Target(*access)) as service:
         yield service
 
 

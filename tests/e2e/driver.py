@@ -26,7 +26,7 @@ from typing import IO, Any, NamedTuple, Self
 import httpx
 
 from shipper.sandbox.options import SandboxOptions
-from shipper.sandbox.server import SandboxThread
+from shipper.sandbox.server import sandbox_in_thread
 from tests import in_process
 from tests.e2e import warm_start
 from tests.processes import SHIPPER as SHIPPER
@@ -576,7 +576,7 @@ def sandbox_process(folder: Path, *flags: str) -> Iterator[Target]:
 def sandbox(**options: Any) -> Iterator[Service]:
     """Run a separate sandbox, with its own options or faults."""
     with (
-        SandboxThread(SandboxOptions(port=0, **options), clock=time.time) as thread,
-        Service(Target(*thread.access)) as service,
+        sandbox_in_thread(SandboxOptions(port=0, **options), clock=time.time) as (access, _),
+        Service(Target(*access)) as service,
     ):
         yield service

@@ -15,7 +15,7 @@ from statistics import median
 
 import pytest
 
-from shipper.sandbox.samples import SampleProfile, sample_lines
+from shipper.sandbox.samples import sample_lines
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper, event_ids, wait_until
 from tests.e2e.fake_service import HANG, OK, FakeService
@@ -126,7 +126,7 @@ def test_a_kill_long_before_the_commit_interval_repeats_few_records_though_each_
     """Many settled records trigger a save; with the interval alone, all events received would be sent again."""
     count = 40_000
     file = shipper.folder / "sparse.ndjson"
-    file.write_bytes(b"".join(sample_lines(count, end=datetime.now(UTC), profile=SampleProfile.SPARSE)))
+    file.write_bytes(b"".join(sample_lines(count, end=datetime.now(UTC), profile="sparse")))
     slowly = {"state.commit_interval_seconds": 60, "delivery.rate_limit_events_per_second": 20_000}
     running = shipper.start("backfill", file, "--summary", "json", settings=slowly)
     wait_until(lambda: running.has_ended or service.received >= 26_000, "26,000 records")

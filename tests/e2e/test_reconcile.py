@@ -17,7 +17,6 @@ import httpx
 import pytest
 
 from shipper.model.wire import BODY_HEAD, BODY_TAIL, INTAKE_PATH
-from shipper.sandbox.options import Profile, Rejection
 from shipper.sandbox.samples import sample_lines
 from shipper.state.ledger import read_ledger
 from tests.conftest import SEED
@@ -152,7 +151,7 @@ def stored(service: Service) -> Counter[Key]:
 
 def test_the_ledger_has_exactly_the_events_of_the_service(shipper: Shipper, october: list[bytes]):
     """Records refused by a rule, refused individually in a 202, and duplicates are not accepted."""
-    with sandbox(profile=Profile.STRICT, rejection=Rejection.PARTIAL) as service:
+    with sandbox(profile="strict", rejection="partial") as service:
         shipper.target = service.target
         refused_here = [changed(line, IP="nowhere") for line in october[:5]]
         refused_there = [changed(line, ConsumerCountry="ZZ") for line in october[5:12]]
@@ -174,7 +173,7 @@ def test_the_ledger_has_exactly_the_events_of_the_service(shipper: Shipper, octo
 
 
 def test_only_accepted_records_of_a_split_batch_are_counted(shipper: Shipper, october: list[bytes]):
-    with sandbox(profile=Profile.STRICT, rejection=Rejection.WHOLE) as service:
+    with sandbox(profile="strict", rejection="whole") as service:
         shipper.target = service.target
         bad = {40, 41, 300, 700}
         lines = [changed(line, ConsumerCountry="ZZ") if at in bad else line for at, line in enumerate(october[:800])]

@@ -23,7 +23,6 @@ from pathlib import Path
 from statistics import linear_regression
 from typing import Final
 
-from shipper.sandbox.samples import SampleProfile
 from tests.bench.measure import BlackholeServer, running_server
 from tests.bench.samples import sample_file
 from tests.campaign import parser
@@ -59,7 +58,7 @@ def backfilling(server: BlackholeServer, sample: Path, **settings: object) -> It
 
 
 def sparse(events: int) -> Iterator[str]:
-    sample, by_million = sample_file(events, SampleProfile.SPARSE), [0] * max(1, -(-events // MILLION))
+    sample, by_million = sample_file(events, "sparse"), [0] * max(1, -(-events // MILLION))
     with running_server() as server, backfilling(server, sample) as start:
         begin, running = time.monotonic(), start()
         while not running.has_ended:
@@ -82,7 +81,7 @@ def sparse(events: int) -> Iterator[str]:
 
 
 def killed(events: int) -> Iterator[str]:
-    with running_server() as server, backfilling(server, sample_file(events, SampleProfile.SPARSE)) as start:
+    with running_server() as server, backfilling(server, sample_file(events, "sparse")) as start:
         running = start()
         running.wait_until(lambda: server.counts()["events"] >= events // 2, "half has arrived", limit_s=_LIMIT_S)
         running.kill()

@@ -12,8 +12,8 @@ import pytest
 
 from shipper.sandbox.faults import FaultScript
 from shipper.sandbox.faults import Status as StatusFault
-from shipper.sandbox.options import AnswerShape, CallLimit, Figures, Rejection, RetryAfter, SandboxOptions
-from shipper.sandbox.server import SandboxThread
+from shipper.sandbox.options import AnswerShape, CallLimit, SandboxOptions
+from shipper.sandbox.server import Access, sandbox_in_thread
 from tests.conftest import SEED
 
 if TYPE_CHECKING:  # importing it would cost every process that collects tests a fifth of a second
@@ -44,11 +44,11 @@ LEFT_OUT = {
 }
 
 OTHER_ANSWERS = {
-    AnswerShape.COUNTS: 202,
-    AnswerShape.CREATED: 201,
-    AnswerShape.PER_EVENT: 207,
-    AnswerShape.EMPTY: 200,
-    AnswerShape.NO_CONTENT: 204,
+    "counts": 202,
+    "created": 201,
+    "per-event": 207,
+    "empty": 200,
+    "no-content": 204,
 }
 
 
@@ -74,7 +74,7 @@ class Run(NamedTuple):
         return Counter(each.response.status_code for each in self.exchanges if each.case.method == method)
 
 
-def drive(sandbox: SandboxThread, *, examples: int, is_thorough: bool = False) -> Run:
+def drive(sandbox: Access, *, examples: int, is_thorough: bool = False) -> Run:
     """
     Run schemathesis on a sandbox.
 
@@ -111,7 +111,7 @@ def without_formats(node: Any) -> Any:
     return [without_formats(each) for each in node] if isinstance(node, list) else node
 
 
-def configuration(sandbox: SandboxThread, examples: int, is_thorough: bool) -> SchemathesisConfig:
+def configuration(sandbox: Access, examples: int, is_thorough: bool) -> SchemathesisConfig:
     from schemathesis.config import SchemathesisConfig
 
     return SchemathesisConfig.from_dict(
@@ -168,7 +168,7 @@ def failures_of(event: events.EngineEvent) -> Iterator[str]:
                 yield f"{event.label}: {check.name}: {check.failure_info.failure}\n{check.failure_info.code_sample}"
 
 
-def counts(sandbox: SandboxThread) -> dict[str, int]:
+def counts(sandbox: Access) -> dict[str, int]:
     return httpx.get(f"{sandbox.base_url}/_sandbox/counts", trust_env=False).json()
 
 
@@ -181,8 +181,8 @@ def _no_proxy() -> Iterator[None]:
 
 def thorough_run() -> Run:
     """Test a sandbox whose status tells whether a whole batch is valid, which schemathesis also knows."""
-    options = SandboxOptions(port=0, rejection=Rejection.WHOLE, figures=Figures.SEEDED)
-    with SandboxThread(options, clock=lambda: NOW) as sandbox:
+    options = SandboxOptions(port=0, rejection="whole", figures="seeded")
+    with sandbox_in_thread(options, clock=lambda: NOW) as (sandbox, _):
         run = drive(sandbox, examples=10, is_thorough=True)
         assert counts(sandbox)["requests"] > 100
         assert counts(sandbox)["events_stored"] > 0
@@ -229,7 +229,7 @@ def check_other_answers(posted: list[Exchange], shape: AnswerShape, status: int)
         checks.response_schema_conformance,
     ]
     with (
-        SandboxThread(SandboxOptions(port=0, answer=shape), clock=lambda: NOW) as sandbox,
+        sandbox_in_thread(SandboxOptions(port=0, answer=shape), clock=lambda: NOW) as (sandbox, _),
         httpx.Client(base_url=sandbox.base_url, trust_env=False) as client,
     ):
         answers = [again(client, each) for each in posted]
@@ -243,13 +243,13 @@ def check_other_answers(posted: list[Exchange], shape: AnswerShape, status: int)
 @pytest.mark.parametrize(
     ("limit", "status", "form"),
     [
-        pytest.param("rate_limit", 429, RetryAfter.DATE, marks=pytest.mark.long),
-        ("quota", 403, RetryAfter.SECONDS),
+        pytest.param("rate_limit", 429, "date", marks=pytest.mark.long),
+        ("quota", 403, "seconds"),
     ],
 )
 def test_limits_are_answered_as_documented(limit, status, form):
     options = SandboxOptions(port=0, retry_after=form, **{limit: CallLimit(3, 60)})
-    with SandboxThread(options, clock=lambda: NOW) as sandbox:
+    with sandbox_in_thread(options, clock=lambda: NOW) as (sandbox, _):
         run = drive(sandbox, examples=6)
     assert not run.failures, "\n".join(run.failures)
     for method in ("POST", "GET"):
@@ -260,7 +260,7 @@ def test_limits_are_answered_as_documented(limit, status, form):
 @pytest.mark.long
 def test_an_undocumented_answer_is_detected():
     script = FaultScript(fault=[StatusFault(status=418, operation="any", requests="3-")])
-    with SandboxThread(script=script, clock=lambda: NOW) as sandbox:
+    with sandbox_in_thread(SandboxOptions(port=0), script, clock=lambda: NOW) as (sandbox, _):
         run = drive(sandbox, examples=6)
     for method in ("POST", "GET"):
         assert any(text.startswith(method) and "status_code_conformance" in text for text in run.failures)

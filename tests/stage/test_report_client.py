@@ -149,10 +149,6 @@ def test_cancelling_the_client_itself_leaves_no_connection_open(run: Run, origin
     wait_until(lambda: origin.open_connections == 0, "the connection is closed")
 
 
-def test_repr_shows_no_secret(origin: ReportService):
-    assert repr(client(origin)) == "<ReportClient <Gate open, 0 in flight of 4>>"
-
-
 def test_missing_secret_is_a_configuration_error(origin: ReportService):
     with pytest.raises(ConfigError, match=r"report\.token"):
         client(origin, token=LiteralSecret("with\nnewline"))

@@ -24,7 +24,7 @@ from shipper.report.history import History
 from shipper.report.metrics import METRICS
 from shipper.report.ranges import DateRange, Part
 from shipper.report.rows import ReportVersion, source_table
-from shipper.sandbox.options import CallLimit, Figures
+from shipper.sandbox.options import CallLimit
 from tests.e2e.driver import Service, Shipper, Target, sandbox
 from tests.report_documents import NOTHING_EARNED, brand, entry, pair
 from tests.report_service import Asked, Reply, ReportService, document, ok, refusal
@@ -34,7 +34,7 @@ from tests.servers import reset
 
 @pytest.fixture(scope="module")
 def seeded() -> Iterator[Service]:
-    with sandbox(figures=Figures.SEEDED) as service:
+    with sandbox(figures="seeded") as service:
         yield service
 
 
@@ -210,9 +210,8 @@ def test_several_periods_are_in_one_table(sandboxed: Reporter):
 
 
 def test_service_that_limits_ranges_to_a_month_is_asked_month_by_month(shipper: Shipper):
-    from shipper.sandbox.options import Profile
 
-    with sandbox(profile=Profile.STRICT) as strict:
+    with sandbox(profile="strict") as strict:
         sandboxed = Reporter(shipper, strict.target)
         refused = sandboxed("1001", *QUARTER, "--split", "none")
         assert refused.returncode == 1

@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shipper.delivery.sender import DeliveryCounts
 from shipper.kafka import member
 from shipper.model.group import GroupState
 from shipper.pipeline import observer, pipeline
-from shipper.status.admin.metrics import Metrics
+from shipper.status.admin.metrics import metrics_registry
 from shipper.status.live import Live
 from shipper.status.overview import Overview
 from shipper.status.pauses import ADVICE
@@ -56,7 +57,9 @@ LIVE = Live(
 
 def exported() -> dict[str, set[str]]:
     """Return the names of the exported samples with the names of their labels."""
-    families = text_string_to_metric_families(Metrics(lambda: LIVE, lambda: Overview()).render().decode())
+    families = text_string_to_metric_families(
+        generate_latest(metrics_registry(lambda: LIVE, lambda: Overview())).decode()
+    )
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
 

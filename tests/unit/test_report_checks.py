@@ -13,7 +13,6 @@ from shipper.model import wire
 from shipper.report.checks import Finding, check_opening_balance, check_report
 from shipper.report.document import read_report
 from shipper.report.ranges import DateRange
-from shipper.sandbox.options import Figures
 from shipper.sandbox.report import build_report
 from tests.cases import each
 from tests.report_documents import NOW, brand, entry, pair, report, seeded
@@ -264,7 +263,7 @@ def test_seeded_months_follow_each_other():
             start=start,
             end=end,
             now_seconds=NOW,
-            figures=Figures.SEEDED,
+            figures="seeded",
         )
         for start, end in (JANUARY, DECEMBER)
     )

@@ -6,6 +6,7 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import pairwise
+from typing import get_args
 
 import msgspec
 
@@ -32,7 +33,7 @@ END = datetime(2026, 3, 15, 12, 30, tzinfo=UTC)
 BLOCKS = 10
 COUNT = BLOCKS * BLOCK
 FIELDS = list(wire.ActivityEvent.__struct_fields__)
-EASY, OPERATOR, SPARSE, DIRTY = SampleProfile
+EASY, OPERATOR, SPARSE, DIRTY = get_args(SampleProfile)
 VARIED = (OPERATOR, SPARSE, DIRTY)
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 import structlog
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shipper.delivery.sender import DeliveryCounts
 from shipper.model.errors import StateError
 from shipper.pipeline.observer import _quantile as quantile
-from shipper.status.admin.metrics import Metrics
+from shipper.status.admin.metrics import metrics_registry
 from shipper.status.live import LIVE_FILE, Board, Live, LiveFile, Pause, read_live
 from shipper.status.logs import configure_logs, set_level, take_left_out
 from shipper.status.overview import Overview
@@ -191,7 +192,7 @@ def unreadable() -> Overview:
 
 
 def values(snapshot: Live) -> dict[str, float]:
-    text = Metrics(lambda: snapshot, nothing_known).render().decode()
+    text = generate_latest(metrics_registry(lambda: snapshot, nothing_known)).decode()
     return {
         sample.name + "".join(f"{{{value}}}" for value in sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
@@ -245,7 +246,7 @@ def test_metrics_have_the_values_of_the_snapshot():
 
 
 def test_before_the_first_snapshot_there_are_only_process_metrics():
-    text = Metrics(lambda: None, unreadable).render().decode()
+    text = generate_latest(metrics_registry(lambda: None, unreadable)).decode()
     assert "process_cpu_seconds_total" in text
     assert "shipper_" not in text
 

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from datetime import date
 from random import Random
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -30,10 +29,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SHOWN_PER_CHECK: Final = 10
-_ONE_REQUEST: Final = RequestOptions(concurrency=1)
 
 
-def open_client(settings: Settings, requests: RequestOptions = _ONE_REQUEST, *, reports: int = 1) -> ReportClient:
+def open_client(settings: Settings, requests: RequestOptions, *, reports: int) -> ReportClient:
     """Return a client for a number of reports; the caller enters it."""
     from shipper.report.client import GIVE_UP_AFTER_S, ReportClient
 
@@ -46,12 +44,6 @@ def open_client(settings: Settings, requests: RequestOptions = _ONE_REQUEST, *, 
         wall_time=time.time,
         rng=Random(),
     )
-
-
-async def fetch_report(settings: Settings, account: int, start: date, end: date) -> FetchedReport:
-    """Fetch a report; raise ReportError if that fails."""
-    async with open_client(settings) as client:
-        return await client.fetch(account, start, end)
 
 
 def fetch_reports(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 from anyio.to_thread import run_sync
+from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -17,7 +18,7 @@ from starlette.routing import Route
 
 from shipper.model.errors import ShipperError
 from shipper.status.admin import page
-from shipper.status.admin.metrics import CONTENT_TYPE, Metrics
+from shipper.status.admin.metrics import CONTENT_TYPE, metrics_registry
 from shipper.status.document import document
 from shipper.status.live import Board
 from shipper.status.overview import Overview, read_overview
@@ -56,7 +57,7 @@ class Admin:
         self._state_lock = threading.Lock()
         self._state: tuple[Overview, LatestFetch | None] | None = None
         self._state_until = 0.0
-        self._metrics = Metrics(lambda: board.live, lambda: self._fresh_state()[0])
+        self._registry = metrics_registry(lambda: board.live, lambda: self._fresh_state()[0])
 
     def app(self) -> Starlette:
         routes = {
@@ -116,7 +117,7 @@ class Admin:
         return _json(msgspec.json.encode(self._board.points(since)))
 
     async def _metrics_text(self, _: Request) -> Response:
-        return Response(await run_sync(self._metrics.render), headers={"Content-Type": CONTENT_TYPE})
+        return Response(await run_sync(generate_latest, self._registry), headers={"Content-Type": CONTENT_TYPE})
 
     async def _health(self, _: Request) -> Response:
         """Answer whether all stages make progress, independently of the service."""

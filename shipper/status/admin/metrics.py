@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -22,23 +22,24 @@ from shipper.status.pauses import ADVICE
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
+_gauge: Final = GaugeMetricFamily
+_counter: Final = CounterMetricFamily
 
-class Metrics:
+
+def metrics_registry(live: Callable[[], Live | None], state: Callable[[], Overview]) -> CollectorRegistry:
     """
+    Return the registry of all metrics.
+
     Args:
         live: Returns the latest snapshot.
         state: Reads the state.
     """
-
-    def __init__(self, live: Callable[[], Live | None], state: Callable[[], Overview]) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_Shipper(live, state))
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
-        GCCollector(registry=self._registry)
-
-    def render(self) -> bytes:
-        return generate_latest(self._registry)
+    registry = CollectorRegistry()
+    registry.register(_Shipper(live, state))
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
 
 
 class _Shipper(Collector):
@@ -118,14 +119,6 @@ def _group_metrics(group: GroupState) -> Iterator[Metric]:
     yield _counter("shipper_transaction_seconds", "Time in committed transactions", group.transaction_seconds)
     errors = group.broker_errors
     yield _labelled(CounterMetricFamily, "shipper_broker_errors", "Errors from the brokers", "code", errors)
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, text, value)
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(name, text, value)
 
 
 def _labelled(

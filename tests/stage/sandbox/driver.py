@@ -17,7 +17,7 @@ from shipper.sandbox.faults import FaultScript, read_rule
 from shipper.sandbox.gateway import SUBSCRIPTION_KEY_HEADER
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.samples import sample_lines
-from shipper.sandbox.server import SandboxThread
+from shipper.sandbox.server import sandbox_in_thread
 
 NOW = 1_773_577_807.25  # 2026-03-15T12:30:07.25Z
 END = datetime.fromtimestamp(NOW, UTC)
@@ -50,18 +50,19 @@ class Sandbox:
 
     def __init__(self, options: SandboxOptions, script: FaultScript | None = None) -> None:
         self.clock = HandClock()
-        self.thread = SandboxThread(options, script, clock=self.clock)
+        self.options = options
+        self._thread = sandbox_in_thread(options, script, clock=self.clock)
         self.http = httpx.Client(trust_env=False, verify=False, timeout=10)
 
     def __enter__(self) -> Self:
-        self.thread.__enter__()
-        self.base_url = self.thread.base_url
+        self.access, self.store = self._thread.__enter__()
+        self.base_url = self.access.base_url
         self.headers = self.access_headers()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.http.close()
-        self.thread.__exit__()
+        self._thread.__exit__(None, None, None)
 
     @property
     def port(self) -> int:
@@ -70,7 +71,7 @@ class Sandbox:
     def renew(self) -> None:
         """Reset it to the state after a start, except the number of key rotations."""
         self.clock.now = NOW
-        self.control("PUT", "clock", {"offset_seconds": self.thread._options.clock_offset_seconds})
+        self.control("PUT", "clock", {"offset_seconds": self.options.clock_offset_seconds})
         self.control("DELETE", "faults")
         self.control("POST", "reset")
         self.headers = self.access_headers()

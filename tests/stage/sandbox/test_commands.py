@@ -271,8 +271,7 @@ def test_command_defaults_are_those_of_the_options():
         assert defaults[name] == ("/".join(map(str, expected)) if name == "token_limit" else expected), name
     others = {"output": None, "verbose": False, "store": None, "faults": None, "fault": None, "chaos": 0.0}
     assert {name: default for name, default in defaults.items() if name not in shared} == others
-    without_flag = {"account_name", "operator_name", "token_secret", "store_path"}
-    assert {field for field in options.__struct_fields__ if field not in defaults} == without_flag
+    assert {field for field in options.__struct_fields__ if field not in defaults} == {"store_path"}
     assert options.store_path == IN_MEMORY
 
 

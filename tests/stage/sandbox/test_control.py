@@ -10,7 +10,7 @@ import pytest
 from shipper.model import wire
 from shipper.sandbox import service
 from shipper.sandbox.gateway import SUBSCRIPTION_KEY_HEADER
-from shipper.sandbox.options import Profile, SandboxOptions
+from shipper.sandbox.options import SandboxOptions
 from tests.cases import each
 from tests.stage.sandbox.conftest import Start
 from tests.stage.sandbox.driver import (
@@ -296,7 +296,7 @@ def test_restatement_returns_its_number_of_days(sandbox: Sandbox, first, last, d
 
 
 def test_shifted_clock_applies_to_everything_that_uses_the_time(start: Start):
-    sandbox = start(profile=Profile.STRICT)
+    sandbox = start(profile="strict")
     (event,) = sample(1)
     tomorrow = changed(event, Timestamp="2026-03-16T12:30:07Z")
     assert sandbox.control("GET", "clock").json() == {"now": NOW, "offset_seconds": 0.0}

@@ -46,7 +46,7 @@ def sleeps(monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox) -> list[tuple[floa
     noted: list[tuple[float, int]] = []
 
     async def note(seconds: float) -> None:
-        noted.append((seconds, sandbox.thread.store.stored))
+        noted.append((seconds, sandbox.store.stored))
 
     monkeypatch.setattr(anyio, "sleep", note)
     return noted

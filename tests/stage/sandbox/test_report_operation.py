@@ -10,7 +10,6 @@ import pytest
 
 from shipper.report.client import report_path
 from shipper.report.document import read_report
-from shipper.sandbox.options import Figures, Profile
 from tests.cases import each
 from tests.stage.sandbox.conftest import Start
 from tests.stage.sandbox.driver import NOW, REPORT, Sandbox, changed, gateway_answer, sample, told
@@ -107,10 +106,9 @@ def test_empty_report_has_no_brands(sandbox: Sandbox):
     assert (document["brands"], document["source"]["affilaiteAccountId"]) == ([], 1001)
 
 
-def test_account_and_names_come_from_the_options(start: Start):
-    sandbox = start(account_id=7, account_name="Ä", operator_name="")
-    document = sandbox.ask("GET", "/dpm/v1/dar/7/2026-03-01/2026-03-31").json()
-    assert document["source"] == {"affilaiteAccountId": 7, "affiliateAccountName": "Ä", "operatorName": ""}
+def test_account_comes_from_the_options(start: Start):
+    document = start(account_id=7).ask("GET", "/dpm/v1/dar/7/2026-03-01/2026-03-31").json()
+    assert document["source"]["affilaiteAccountId"] == 7
 
 
 def test_report_counts_registrations_of_the_requested_days(sandbox: Sandbox):
@@ -151,7 +149,7 @@ def test_both_ends_of_the_period_are_included(sandbox: Sandbox, second, day):
 # What is asked for
 
 
-@each("profile", Profile)
+@each("profile", ["document", "strict"])
 @each(
     ("path", "status", "message"),
     [
@@ -187,10 +185,10 @@ def test_unknown_account_and_bad_dates_are_refused(start: Start, profile, path, 
         ("0001-01-01/9999-12-31", False),
     ],
 )
-@each("profile", Profile)
+@each("profile", ["document", "strict"])
 def test_only_the_strict_profile_refuses_a_period_across_months(start: Start, profile, period, is_one_month):
     answer = start(profile=profile).ask("GET", f"/dpm/v1/dar/1001/{period}")
-    if is_one_month or profile is Profile.DOCUMENT:
+    if is_one_month or profile == "document":
         first, last = period.split("/")
         expected = {"start": f"{first}T00:00:00", "end": f"{last}T23:59:59"}
         assert (answer.status_code, answer.json()["reportingPeriod"]) == (200, expected)
@@ -248,12 +246,12 @@ def test_restatements_add_up_and_a_reset_ends_them(sandbox: Sandbox):
     assert report(sandbox) == first
 
 
-@pytest.mark.parametrize("figures", Figures)
+@pytest.mark.parametrize("figures", ["received", "seeded"])
 def test_invented_figures_exist_without_events_and_depend_on_the_seed(start: Start, figures):
     one, same, other = (report(start(figures=figures, seed=seed)) for seed in (3, 3, 4))
     assert one == same
-    assert bool(one["brands"]) == (figures is Figures.SEEDED)
-    assert (one["brands"] != other["brands"]) == (figures is Figures.SEEDED)
+    assert bool(one["brands"]) == (figures == "seeded")
+    assert (one["brands"] != other["brands"]) == (figures == "seeded")
 
 
 def test_reporting_time_follows_the_service_s_clock(sandbox: Sandbox):

@@ -12,15 +12,12 @@ import pytest
 
 from shipper.model.errors import ConfigError
 from shipper.sandbox.options import SandboxOptions
-from shipper.sandbox.server import Access, SandboxThread, configuration_snippet
+from shipper.sandbox.server import Access, configuration_snippet, sandbox_in_thread
 from tests.cases import each
 from tests.stage.sandbox.driver import NO_EVENTS, NOW, Sandbox
 
 get = partial(httpx.get, trust_env=False, verify=False)
-
-
-def thread(options: SandboxOptions | None = None) -> SandboxThread:
-    return SandboxThread(options, clock=lambda: NOW)
+thread = partial(sandbox_in_thread, clock=lambda: NOW)
 
 
 @each("host", ["0.0.0.0", "::", "192.0.2.1", "example.com", "", "127.0.0.1:80", "[::1]", "127.1"])
@@ -35,7 +32,7 @@ def test_it_listens_only_on_loopback(host):
     [("127.0.0.1", "http://127.0.0.1:"), ("127.0.0.2", "http://127.0.0.2:"), ("localhost", "http://127.0.0.1:")],
 )
 def test_it_listens_on_any_loopback_address(host, base):
-    with thread(SandboxOptions(host=host, port=0)) as sandbox:
+    with thread(SandboxOptions(host=host, port=0)) as (sandbox, _):
         assert sandbox.base_url.startswith(base)
         assert get(f"{sandbox.base_url}/_sandbox/counts").json() == NO_EVENTS
 
@@ -45,7 +42,7 @@ def test_it_listens_on_the_ipv6_loopback_address():
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("this machine has no IPv6")
-    with thread(SandboxOptions(host="::1", port=0)) as sandbox:
+    with thread(SandboxOptions(host="::1", port=0)) as (sandbox, _):
         assert sandbox.base_url.startswith("http://[::1]:")
         assert get(f"{sandbox.base_url}/_sandbox/counts").json() == NO_EVENTS
 
@@ -61,14 +58,14 @@ def test_port_can_be_reused_at_once():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     for _ in range(2):
-        with thread(SandboxOptions(port=port)) as sandbox:
+        with thread(SandboxOptions(port=port)) as (sandbox, _):
             assert sandbox.base_url == f"http://127.0.0.1:{port}"
             assert get(f"{sandbox.base_url}/_sandbox/counts").json() == NO_EVENTS
 
 
 def test_thread_ends_while_a_connection_is_open_and_frees_its_port():
     threads = threading.active_count()
-    with thread() as sandbox:
+    with thread(SandboxOptions(port=0)) as (sandbox, _):
         idle = socket.create_connection(("127.0.0.1", httpx.URL(sandbox.base_url).port))
         with httpx.Client(trust_env=False, verify=False) as client:
             client.get(f"{sandbox.base_url}/_sandbox/counts")
@@ -87,17 +84,10 @@ def test_store_that_cannot_be_opened_leaves_the_port_free(tmp_path):
         pass
 
 
-def test_repr_says_where_it_listens():
-    sandbox = thread()
-    assert repr(sandbox) == "<SandboxThread not started>"
-    with sandbox:
-        assert repr(sandbox) == f"<SandboxThread {sandbox.base_url}>"
-
-
 def test_snippet_is_toml_that_points_at_the_sandbox(sandbox: Sandbox):
-    running = sandbox.thread
-    section = {"base_url": running.base_url, "subscription_key": running.subscription_key, "token": running.token}
-    assert tomllib.loads(configuration_snippet(running.access)) == {"intake": section, "report": section}
+    section = sandbox.access._asdict()
+    assert section["base_url"] == sandbox.base_url
+    assert tomllib.loads(configuration_snippet(sandbox.access)) == {"intake": section, "report": section}
 
 
 @pytest.mark.parametrize("key", ['quo"te', "back\\slash", "#", "'"])

@@ -17,7 +17,7 @@ import pytest
 
 from shipper.model import wire
 from shipper.model.errors import ConfigError
-from shipper.sandbox.options import Repeats, SandboxOptions
+from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.store import Added, EventStore, Page, StoredEvent
 from tests.stage.sandbox.driver import REPORT, Sandbox, changed, event_id, sample
 
@@ -127,18 +127,11 @@ def test_reset_forgets_everything_for_good(tmp_path):
         assert knowledge(store) == empty
 
 
-def test_repr_reads_like_a_status_line():
-    (one,) = sample(1)
-    with EventStore() as store:
-        add(store, [one, one])
-        assert repr(store) == "<EventStore stored=1 duplicates=1>"
-
-
 # A file
 
 
 def test_sandbox_s_file_survives_a_restart_with_all_that_was_received(tmp_path):
-    options = SandboxOptions(port=0, store_path=str(tmp_path / "events.db"), repeats=Repeats.ACCEPT)
+    options = SandboxOptions(port=0, store_path=str(tmp_path / "events.db"), repeats="accept")
     events = sample(10)
 
     def seen(sandbox: Sandbox) -> tuple[object, ...]:

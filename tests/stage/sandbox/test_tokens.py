@@ -252,7 +252,7 @@ def test_a_token_from_an_endpoint_with_a_wrong_clock_may_be_early_or_expired(sta
 
 
 def test_initial_token_is_valid_for_thirty_days(sandbox: Sandbox):
-    token = sandbox.thread.token
+    token = sandbox.access.token
     sandbox.advance(30 * 86_400 - 1)
     assert with_token(sandbox, token).status_code == 200
     sandbox.advance(1)

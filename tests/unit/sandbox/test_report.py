@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from shipper.model import wire
 from shipper.sandbox.figures import FIRST_DAY, LAST_DAY, month_of
-from shipper.sandbox.options import Figures
 from shipper.sandbox.report import Registrations, build_report
 from shipper.sandbox.samples import BRANDS, MARKETING_SOURCES
 
@@ -36,7 +35,7 @@ def report(rows=ROWS, **kwargs) -> wire.DailyReport:
 
 
 def seeded(start: date = START, end: date = END, rows=(), **kwargs) -> wire.DailyReport:
-    return report(rows, start=start, end=end, figures=Figures.SEEDED, **{"seed": 7, **kwargs})
+    return report(rows, start=start, end=end, figures="seeded", **{"seed": 7, **kwargs})
 
 
 def entries(made: wire.DailyReport) -> dict[tuple[int, int], wire.MarketingSource]:
@@ -79,7 +78,7 @@ def test_registrations_are_grouped_by_brand_and_marketing_source():
     assert registered(report()) == {(11, 50121): (40, 0), (11, 50234): (2, 0), (77, 50121): (7, 0)}
 
 
-@pytest.mark.parametrize("figures", Figures)
+@pytest.mark.parametrize("figures", ["received", "seeded"])
 def test_order_and_repetition_of_the_rows_do_not_matter(figures, rng: Random):
     keys = product((3, 9, 30), (77, 12, 9), (50377, 1, 50121))
     rows = [Registrations(f"2026-01-{day:02}", brand, source, day) for day, brand, source in keys]
@@ -89,7 +88,7 @@ def test_order_and_repetition_of_the_rows_do_not_matter(figures, rng: Random):
     assert registered(report(shuffled, figures=figures))[9, 1] == (84, 0)
 
 
-@pytest.mark.parametrize("figures", Figures)
+@pytest.mark.parametrize("figures", ["received", "seeded"])
 def test_brands_and_their_sources_are_listed_once_in_the_order_of_their_ids(figures):
     made = report([*ROWS[::-1], Registrations("2026-01-05", 9, 7, 1)], figures=figures)
     ids = [(brand.id, entry.id) for brand in made.brands for entry in brand.marketing_sources]
@@ -132,7 +131,7 @@ def test_report_has_the_documented_form():
     assert document["reportingCurrency"] == "Euro"
 
 
-@pytest.mark.parametrize("figures", Figures)
+@pytest.mark.parametrize("figures", ["received", "seeded"])
 def test_checksum_and_id_change_with_the_figures_only(figures):
     first, later = report(figures=figures), report(figures=figures, now_seconds=NOW + 60)
     assert first.reporting_time != later.reporting_time
@@ -224,7 +223,7 @@ def test_second_report_of_a_period_draws_nothing():
 
 
 @pytest.mark.parametrize(("times", "taken_back"), [(0, [0, 0, 0]), (1, [-1, -1, 0]), (3, [-3, -2, 0])])
-@pytest.mark.parametrize("figures", Figures)
+@pytest.mark.parametrize("figures", ["received", "seeded"])
 def test_restatement_takes_back_at_most_the_registrations_of_its_day(figures, times, taken_back):
     made = registered(report(figures=figures, restated={date(2026, 1, 5): times}))
     keys = [(11, 50121), (11, 50234), (77, 50121)]
@@ -236,7 +235,7 @@ def test_days_are_restated_one_by_one():
     assert registered(report(rows, restated={date(2026, 1, 1): 5, date(2026, 1, 3): 5})) == {(11, 50121): (4, -3)}
 
 
-@pytest.mark.parametrize("figures", Figures)
+@pytest.mark.parametrize("figures", ["received", "seeded"])
 def test_restatement_changes_the_checksum_each_time(figures):
     sums = {report(figures=figures, restated={date(2026, 1, 5): times}).last_check_sum for times in range(4)}
     assert len(sums) == 4
@@ -259,6 +258,6 @@ def test_restatement_changes_the_figures_of_its_period_and_the_balance_of_later_
     assert later.brands == plain.brands
 
 
-@pytest.mark.parametrize("figures", Figures)
+@pytest.mark.parametrize("figures", ["received", "seeded"])
 def test_restatement_of_another_period_does_not_change_a_report(figures):
     assert report(figures=figures, restated={date(2026, 2, 1): 1}) == report(figures=figures)
