@@ -12,7 +12,6 @@ import io
 import os
 import signal
 import sys
-from contextlib import suppress
 from typing import Final, NoReturn, TextIO
 
 from shipper.cli.signals import ignore_signals, record_signals
@@ -102,8 +101,12 @@ def _run() -> NoReturn:
     if sys.argv[1:2] == ["help"]:
         sys.argv[1:] = [*sys.argv[2:], "--help"]
     try:
-        with tolerate_closed_stdout():
-            command_line(sys.argv[1:])()
+        try:
+            with tolerate_closed_stdout():
+                command_line(sys.argv[1:])()
+        finally:
+            with tolerate_closed_stdout():
+                sys.stdout.flush()
         code = 0
     except* ShipperError as group:
         error = first_of(group)
@@ -111,7 +114,5 @@ def _run() -> NoReturn:
         say(f"shipper: {error}")
         code = error.exit_code
     finally:
-        with suppress(OSError), tolerate_closed_stdout():
-            sys.stdout.flush()
         gc.freeze()  # skip the final garbage collection
     sys.exit(code)

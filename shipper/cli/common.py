@@ -17,7 +17,7 @@ import typer
 from shipper.cli.commands import UsageError, option
 from shipper.config.load import USUAL_FILES, Entry, SettingsFile, misspelt_variables, read_entries
 from shipper.config.settings import Settings, build_settings, literal_secrets, require_endpoint
-from shipper.model.errors import ConfigError
+from shipper.model.errors import ConfigError, ShipperError
 from shipper.model.printable import printable, printable_json
 from shipper.model.units import several as several
 from shipper.system.stderr import ForgivingStderr, discard
@@ -199,11 +199,23 @@ def set_up_logs(settings: Settings, *, uses_secrets: bool = True) -> None:
 
 @contextmanager
 def tolerate_closed_stdout() -> Iterator[None]:
-    """Treat a closed stdout as success."""
+    """
+    Treat a closed stdout as success.
+
+    Raises:
+        ShipperError: Stdout cannot be written for another reason, such as a full disk.
+    """
     try:
         yield
     except BrokenPipeError:
         discard(sys.stdout)
+    except OSError:
+        try:
+            sys.stdout.flush()  # fails again if stdout was the cause
+        except OSError as error:
+            discard(sys.stdout)
+            raise ShipperError(f"cannot write to standard output: {error.strerror}") from error
+        raise
 
 
 def say(text: str) -> None:

@@ -367,6 +367,23 @@ def test_all_commands_share_the_options_format_and_output_and_older_spellings_st
     assert (full.returncode, full.stderr) == (1, "shipper: cannot write '/dev/full': No space left on device\n")
 
 
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["status"], ["sample"], ["backfill", "a.ndjson", "--format", "json"]]
+)
+def test_a_standard_output_that_cannot_be_written_is_an_error(
+    shipper: Shipper, service: Service, sample: Sample, arguments: list[str]
+):
+    (shipper.folder / "a.ndjson").write_bytes(b"".join(sample.lines[:10]))
+    result = shipper.run(
+        *arguments,
+        configured=arguments[0] not in {"--help", "--version", "sample"},
+        prefix=["sh", "-c", 'exec "$0" "$@" > /dev/full'],
+        check=False,
+    )
+    assert result.returncode == 1
+    assert result.stderr.endswith("shipper: cannot write to standard output: No space left on device\n")
+
+
 @pytest.mark.usefixtures("ships_to_fake")
 def test_an_error_about_a_misspelt_name_suggests_the_nearest(shipper: Shipper, sample: Sample):
     file = shipper.folder / "a.ndjson"
