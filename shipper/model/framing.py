@@ -30,13 +30,14 @@ _HEAD_BYTES_MAX: Final = 1024
 _KNOWN_COLUMNS_MIN: Final = 2  # a header has more; other lines split at commas have none
 # No possessive group around alternatives: the first releases of Python 3.11 match those wrongly (cpython#106052).
 _QUOTED: Final = rb'"[^"]*(?:""[^"]*)*"'
-_STRING: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+_STRING: Final = rb'"[^"\\\n]*(?:\\[^\n][^"\\\n]*)*"'
 _OPEN_QUOTE_BYTES_MAX: Final = 262_144  # a quote not closed within this many bytes is an error in one line
 _CUT: Final = re.compile(CUT_MARK + rb"(\d{0,18})(?=\n|\Z)")
 _BRACE: Final = ord("{")
 _SIMPLE_OBJECT_BYTES: Final = 2_048  # longer elements are scanned bracket by bracket
-_TOKEN: Final = re.compile(_STRING + rb'|[{}\[\]"]', re.DOTALL)  # a lone quote opens an unterminated string
-_REST_OF_STRING: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
+_TOKEN: Final = re.compile(_STRING + rb'|[{}\[\]"]')  # a lone quote opens an unterminated string
+_REST_OF_STRING: Final = re.compile(rb'[^"\\\n]*(?:\\[^\n][^"\\\n]*)*')
+_TORN: Final = re.compile(rb"\\?(?=\n)")  # JSON escapes a newline within a string
 _BARE: Final = re.compile(rb'[^",\[\]{}\s]*')
 _BLANK: Final = re.compile(rb"[ \t\r\n\0]*")
 _BEFORE_HEADER: Final = re.compile(rb"(?:%b)?(?:[ \t]*\r?\n)*" % codecs.BOM_UTF8)
@@ -202,8 +203,21 @@ class ElementScan:
         self._value: _OpenValue | None = None
 
     def frames(self, data: bytes | bytearray, *, is_final: bool) -> Iterator[Frame]:
-        """Yield the next complete elements of data that has grown; if it is final, the rest is an element, too."""
-        while self._find_value(data):
+        """
+        Yield the next complete elements of data that has grown; if it is final, the rest is an element, too.
+
+        A line outside of an array that is no part of an envelope is an element, too.
+        """
+        while self._find_value(data) or self._is_invalid:
+            if self._is_invalid:
+                newline = data.find(b"\n", self._at)
+                if newline < 0:
+                    self._at = len(data)
+                    break
+                start, self._start, self._at = self._start, newline + 1, newline + 1
+                self._is_invalid, self._envelope = False, b""
+                yield Frame(start, newline, newline + 1)
+                continue
             end = _simple_object_end(data, self._start) if self._value is None else None
             if end is None:
                 self._value = self._value or _OpenValue(self._start, data)
@@ -237,10 +251,13 @@ class ElementScan:
                     return False
                 if data.startswith(b"]", self._at):
                     self._is_in_array, self._envelope = False, b"]"
-                elif self._is_after_element and (head := _HEAD.match(data, self._at)):
-                    self._at = head.end() - 1  # as at the beginning of a chunk
                 elif not data.startswith(b",", self._at):
-                    return True
+                    if not self._is_after_element:
+                        return True
+                    head = _HEAD.match(data, self._at)  # as at the beginning of a chunk, or after a torn envelope
+                    if head is None:
+                        return not _may_begin_head(data, self._at)
+                    self._at = head.end() - 1
                 self._start = self._at = self._at + 1
                 self._is_after_element = False
         return True
@@ -265,13 +282,20 @@ class ElementScan:
             self._envelope += byte
             self._is_invalid = not any(text.startswith(self._envelope) for text in texts)
             self._at += 1
+            if self._is_invalid and (newline := data.rfind(b"\n", self._start, self._at)) >= 0:
+                self._at = newline
             if self._envelope in texts:
                 self._envelope, self._is_in_array = b"", byte == b"["
         return self._is_in_array
 
 
 class _OpenValue:
-    """A value, valid JSON or not, whose end is searched; `at` is the position of the search."""
+    """
+    A value, valid JSON or not, whose end is searched; `at` is the position of the search.
+
+    A value whose writer stopped in the middle ends at a newline within a string, or before the head of an envelope at
+    the beginning of a line.
+    """
 
     def __init__(self, start: int, data: bytes | bytearray) -> None:
         self._is_bare = not data.startswith((b"{", b"[", b'"'), start)
@@ -286,24 +310,34 @@ class _OpenValue:
             return self.at if self.at < len(data) else None
         if self._is_in_string:
             if not self._ends_string(data):
-                return None
+                return self._torn_end(data)
             if not self._depth:
                 return self.at
         depth = self._depth
         for token in _TOKEN.finditer(data, self.at):
             mark = token[0]
             if mark in b"{[":
+                if depth and data.startswith(b"\n{", token.start() - 1):
+                    if _HEAD.match(data, token.start()):
+                        return token.start()
+                    if _may_begin_head(data, token.start()):
+                        self._depth, self.at = depth, token.start()
+                        return None
                 depth += 1
             elif mark in b"}]":
                 depth -= 1
             elif mark == b'"':
                 self._depth, self.at = depth, token.end()
                 self._ends_string(data)
-                return None
+                return self._torn_end(data)
             if not depth:
                 return token.end()
         self._depth, self.at = depth, len(data)
         return None
+
+    def _torn_end(self, data: bytes | bytearray) -> int | None:
+        torn = _TORN.match(data, self.at)
+        return torn.end() if torn else None
 
     def _ends_string(self, data: bytes | bytearray) -> bool:
         rest = _end_of(_REST_OF_STRING, data, self.at)
@@ -342,6 +376,10 @@ def _may_be_partial_head(text: bytes) -> bool:
     """Return whether a text may be the beginning of an envelope's head, possibly on several lines."""
     partial = b"".join(text[:_HEAD_BYTES_MAX].split())
     return any(head.startswith(partial) for head in _HEADS)
+
+
+def _may_begin_head(data: bytes | bytearray, at: int) -> bool:
+    return data.startswith(b"{", at) and _may_be_partial_head(bytes(data[at : at + _HEAD_BYTES_MAX]))
 
 
 def csv_rows(head: bytes, *, is_whole: bool, delimiter: str = "") -> CsvRows | None:

@@ -9,10 +9,11 @@ import pickle
 from collections.abc import Sequence
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shipper.model.framing import LINES, BatchElements, CsvRows, Framing, csv_rows, sniff
+from shipper.model.framing import LINES, BatchElements, CsvRows, ElementScan, Framing, csv_rows, sniff
 from tests.cases import each
 
 BATCH = BatchElements()
@@ -121,6 +122,44 @@ def test_no_bytes_are_lost_or_block_a_framing(data: bytes):
         assert all(a.end <= b.start for a, b in pairwise(frames))
         assert all(frame.start <= frame.end <= frame.cut <= len(data) for frame in frames)
         assert 0 <= framing.cut(data, is_final=False) <= framing.cut(data, is_final=True) == len(data)
+
+
+def envelope_of(*numbers: int) -> bytes:
+    return b'{"EventType":"Acquisition","events":[%b]}\n' % b",".join(map(element_of, numbers))
+
+
+def element_of(number: int) -> bytes:
+    return b'{"EventId":"%d","IP":"a\\"b"}' % number
+
+
+def scanned(data: bytes, step: int) -> list[bytes]:
+    scan, pending, found = ElementScan(), bytearray(), list[bytes]()
+    for start in range(0, len(data), step):
+        pending += data[start : start + step]
+        found += [bytes(pending[frame.start : frame.end]) for frame in scan.frames(pending, is_final=False)]
+        del pending[: scan.consume()]
+    return found + [bytes(pending[frame.start : frame.end]) for frame in scan.frames(pending, is_final=True)]
+
+
+@pytest.mark.parametrize("before", [b"", envelope_of(1)])
+def test_an_envelope_torn_anywhere_costs_no_element_of_the_next_envelopes(before: bytes):
+    torn, between = envelope_of(2, 3), {len(envelope_of()) - 3, len(envelope_of(2)) - 2}
+    for length in range(len(torn)):
+        data = before + torn[:length] + b"\n" + envelope_of(4, 5) + envelope_of(6)
+        found = [data[frame.start : frame.end] for frame in BatchElements().frames(data, 0)]
+        # After a comma or an opening bracket, the next line may be an element.
+        wanted = [6] if length in between else [4, 5, 6]
+        assert found[-len(wanted) :] == [*map(element_of, wanted)], torn[:length]
+        assert found == scanned(data, 1) == scanned(data, 7)
+        assert BatchElements().cut(data, is_final=False) == data.rfind(b"]")
+
+
+def test_other_lines_between_arrays_are_elements():
+    lines = [b"INFO started", b'{"EventId":"7"}', b'{"EventType":"Other","events":[{}]}']
+    data = envelope_of(1) + b"".join(line + b"\n" + envelope_of(2) for line in lines)
+    found = [data[frame.start : frame.end] for frame in BatchElements().frames(data, 0)]
+    assert found == [element_of(1), *(text for line in lines for text in (line, element_of(2)))]
+    assert found == scanned(data, 1)
 
 
 @each(
