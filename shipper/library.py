@@ -97,9 +97,6 @@ class Shipper:
         self._summary: Summary | None = None
         self._error: BaseException | None = None
 
-    def __repr__(self) -> str:
-        return f"<Shipper {self._feed!r} {self._pipeline!r}>"
-
     @property
     def totals(self) -> Totals:
         """Counts of the records read from the spool so far, including those left by an earlier run."""

@@ -85,9 +85,6 @@ class Credentials:
         self._index = 0
         self._refused_keys: set[str] = set()  # since the last acceptance
 
-    def __repr__(self) -> str:
-        return f"<Credentials {self._token} {self._keys[self._index]}>"
-
     @property
     def token_expires_at(self) -> float | None:
         """When the token expires, seconds since the epoch; None if there is no token or its expiry is not known."""
@@ -162,9 +159,6 @@ class ClockSkew:
     def __init__(self) -> None:
         self.seconds = 0.0
         self._logged_s = 0.0
-
-    def __repr__(self) -> str:
-        return f"<ClockSkew {self.seconds:+.0f} s>"
 
     def note(self, date_header: str, wall_time: float) -> None:
         """

@@ -69,9 +69,6 @@ class OAuth2Source:
         for name, secret in self._secrets():
             check_secret(secret, key=f"{key}.{name}", is_for_header=False)
 
-    def __repr__(self) -> str:
-        return f"<OAuth2Source {self.key}>"
-
     def _secrets(self) -> list[tuple[str, Secret]]:
         named = [("client_secret", self._settings.client_secret), ("password", self._settings.password)]
         return [(name, secret) for name, secret in named if secret is not None]

@@ -111,9 +111,6 @@ class TokenCache:
         self._rescheduled = anyio.Event()
         self._has_logged_expiry = False
 
-    def __repr__(self) -> str:
-        return f"<TokenCache {self.name} {'failing' if self._last_error else 'good' if self._token else 'empty'}>"
-
     @property
     def wall_expires_at(self) -> float | None:
         """When the token expires, seconds since the epoch; None if there is no token or its expiry is not known."""
@@ -237,9 +234,6 @@ class SecretSource:
         self._secret = secret
         self._now = now
         self._wall_time = wall_time
-
-    def __repr__(self) -> str:
-        return f"<SecretSource {self.key}>"
 
     async def fetch(self) -> Token:
         """Read the file, run the command, or return the constant."""

@@ -145,9 +145,6 @@ class Member:
         self.failure: ShipperError | None = None
         self.membership: object = None
 
-    def __repr__(self) -> str:
-        return f"<Member of {self._settings.group_id}: {len(self._streams)} partitions>"
-
     # For the event loop -----------------------------------------------------------------------------------------------
 
     def attach(self, portal: BlockingPortal, pipeline: AttachedPipeline) -> None:

@@ -315,9 +315,6 @@ class Hold:
         self._since = 0.0
         self.mistakes = MistakeCounter(settings.records.mistake_limit)
 
-    def __repr__(self) -> str:
-        return f"<Hold {self._reason.reason if self._reason else 'free'}>"
-
     def pauses(self, now: float, wall_now: float) -> list[Pause]:
         """Return why input is held back; empty if it is not."""
         if (reason := self._reason) is None:

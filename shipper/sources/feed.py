@@ -55,9 +55,6 @@ class Feed(Input):
         self.is_ready = anyio.Event()
         self.is_finished = anyio.Event()
 
-    def __repr__(self) -> str:
-        return f"<Feed {len(self._waiting)} waiting, {len(self._moving)} being written>"
-
     async def append(self, lines: bytes) -> None:
         """
         Queue lines, and wait until they are in the spool.

@@ -91,9 +91,6 @@ class Follower:
         self.backlog = Backlog()
         self.replace_patterns(patterns)
 
-    def __repr__(self) -> str:
-        return f"<Follower {self.files!r}>"
-
     # Names ------------------------------------------------------------------------------------------------------------
 
     def replace_patterns(self, patterns: Patterns) -> None:

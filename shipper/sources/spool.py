@@ -85,9 +85,6 @@ class Spool:
         else:
             self._input = source
 
-    def __repr__(self) -> str:
-        return f"<Spool {len(self._segments)} segments, {self.spooled_bytes} bytes>"
-
     @property
     def spooled_bytes(self) -> int:
         """Bytes of all segments on disk, including the settled parts of unsettled segments."""
