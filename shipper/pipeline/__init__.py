@@ -13,7 +13,8 @@ The pipeline: connects, stops and observes the stages.
 """
 
 from shipper.model.records import Summary
-from shipper.pipeline.pipeline import Pipeline, Signals, Source
+from shipper.pipeline.pipeline import Pipeline, Signals
 from shipper.pipeline.reload import ReloadHooks
+from shipper.sources.joined import Source
 
 __all__ = ["Pipeline", "ReloadHooks", "Signals", "Source", "Summary"]

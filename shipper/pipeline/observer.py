@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import anyio
 import structlog
@@ -14,6 +14,7 @@ from shipper.model.records import Backlog
 from shipper.pipeline.packer import Hold
 from shipper.pipeline.senders import SenderPool
 from shipper.pipeline.settlement import Settlement
+from shipper.sources.joined import Source
 from shipper.status.live import Live, PastPause, Pause, Phase
 from shipper.status.logs import take_left_out
 from shipper.status.pauses import ADVICE
@@ -23,13 +24,6 @@ log = structlog.get_logger("pipeline")
 SNAPSHOT_INTERVAL_S: Final = 1.0
 _REPORT_INTERVAL_S: Final = 30.0
 _RATE_WINDOW_S: Final = 10.0
-
-
-class _Source(Protocol):
-    @property
-    def is_exhausted(self) -> bool: ...
-
-    def backlog(self) -> Backlog: ...
 
 
 class _Progress(NamedTuple):
@@ -52,7 +46,7 @@ class Observer:
         self,
         live: Live,
         *,
-        source: _Source,
+        source: Source,
         hold: Hold,
         senders: SenderPool,
         settlement: Settlement,

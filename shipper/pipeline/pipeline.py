@@ -15,7 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from random import Random
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import anyio
 import structlog
@@ -29,7 +29,6 @@ from shipper.config.settings import RecordsSettings, Settings, require_endpoint
 from shipper.delivery.credentials import NoTokenError
 from shipper.model.errors import ConfigError, DeliveryGaveUpError, StateInUseError, first_of
 from shipper.model.records import (
-    Backlog,
     Batch,
     BatchResult,
     Checkpoint,
@@ -47,6 +46,7 @@ from shipper.pipeline.reload import ReloadHooks, reload_settings
 from shipper.pipeline.replaying import ReplayRun
 from shipper.pipeline.senders import SenderPool
 from shipper.pipeline.settlement import Settlement, StateStore
+from shipper.sources.joined import Source
 from shipper.sources.replay import Replay
 from shipper.status.headline import notices
 from shipper.status.live import Live, Pause
@@ -63,23 +63,6 @@ _BATCH_BUFFER: Final = 8
 _POLL_S: Final = 0.02
 _LAST_SAVE_LIMIT_S: Final = 30.0  # a disk that takes longer is hanging
 _READING_SHARE: Final = 0.8  # of the drain timeout; the rest is for delivering what was read
-
-
-class Source(Protocol):
-    """The first stage."""
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether all input has been read."""
-
-    async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
-        """Send chunks, in order for each stream, until the input ends or the task is cancelled."""
-
-    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
-        """Apply saved checkpoints; only the source updates those of its streams."""
-
-    def backlog(self) -> Backlog:
-        """Return the backlog; called every second, so it must be cheap."""
 
 
 class Pipeline:
