@@ -68,7 +68,7 @@ def ship_as_member(
             async with BlockingPortal() as portal:
                 member.attach(portal, pipeline)
                 yield
-            handed_over = pipeline.handed_over
+            handed_over = pipeline.settlement.handed_over
 
         summary, reasons = run_async(
             lambda: run_pipeline(

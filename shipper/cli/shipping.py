@@ -202,7 +202,7 @@ async def run_pipeline(
         async with attach(pipeline):
             summary = await pipeline.run(signals)
         side.cancel_scope.cancel()
-    return summary, pipeline.dead_letter_reasons
+    return summary, pipeline.settlement.acks.reasons
 
 
 def open_spool(settings: Settings, state: OpenState, descriptor: int | None = None) -> Spool:

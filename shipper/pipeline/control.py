@@ -229,7 +229,7 @@ class _Control:
     async def _probe(self, client: _Client) -> tuple[str, int]:
         pipeline, process = self._pipeline, f"process {os.getpid()}"
         pauses = pipeline.pauses
-        if not pauses and not pipeline.is_failing:
+        if not pauses and pipeline.senders.gate.failing_since is None:
             return f"{process} is not paused: there is nothing to retry", 0
         pipeline.retry()
         if not pauses:
@@ -296,7 +296,7 @@ class _Control:
                 letters = erasure.erase(data) if request.is_confirmed else len(data.letters)
                 return EraseResult(letters, data.doubtful)
 
-            await client.answer(code=0, content=await self._pipeline.between_saves(work))
+            await client.answer(code=0, content=await self._pipeline.settlement.between_saves(work))
 
     @contextmanager
     def _busy(self, refusal: str, *, is_possible: bool = True) -> Iterator[None]:

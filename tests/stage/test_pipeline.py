@@ -141,7 +141,7 @@ async def test_an_oversized_line_is_a_dead_letter_between_its_neighbours(make: A
         pass
     summary = run.summary
     assert (summary.accepted, summary.dead_lettered, summary.exit_code(is_one_shot=True)) == (2, 1, 3)
-    assert pipeline.dead_letter_reasons == {"oversized": 1}
+    assert pipeline.settlement.acks.reasons == {"oversized": 1}
     assert store.totals().dead_lettered == 1
 
 
