@@ -359,10 +359,7 @@ class Pipeline:
 
     async def _abort_once_stuck(self) -> None:
         """Abort a drain once it makes no progress, because a user is waiting for it."""
-        while True:
-            if self.senders.is_stuck:
-                break
-            await anyio.sleep(_POLL_S)
+        await poll_until(lambda: self.senders.is_stuck)
         self.abort(cause="delivery pauses, and nothing is in flight")
 
     async def hand_over(self, streams: Sequence[Stream], *, wait_s: float, is_lost: bool) -> None:
@@ -378,10 +375,7 @@ class Pipeline:
         self._hold.recheck()
         try:
             with anyio.move_on_after(0 if is_lost else wait_s):
-                while True:
-                    if not self.settlement.acks.has_open(streams) or self.senders.is_stuck:
-                        break
-                    await anyio.sleep(_POLL_S)
+                await poll_until(lambda: not self.settlement.acks.has_open(streams) or self.senders.is_stuck)
             if not is_lost:
                 await self.settlement.save()
         finally:
@@ -442,6 +436,14 @@ class Pipeline:
         log.info("settings_reloaded", changed=reload.changed)
         if reload.deferred:
             log.warning("restart_needed", keys=reload.deferred, message="these take effect at the next start")
+
+
+async def poll_until(is_done: Callable[[], bool]) -> None:
+    """Wait for a condition that changes in too many places to notify of it."""
+    while True:
+        if is_done():
+            break
+        await anyio.sleep(_POLL_S)
 
 
 def _summary(totals: Totals, before: Live, last: Live, started_at: float, outcome: Outcome, message: str) -> Summary:
