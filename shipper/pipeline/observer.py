@@ -153,17 +153,18 @@ class Observer:
         return self._progress[0]
 
     def _oldest_unsettled_s(self, now: float) -> float | None:
-        since = [at for at in (self._settlement.acks.oldest_at, self._settlement.blocked_since) if at is not None]
+        oldest_at, blockage = self._settlement.acks.oldest_at, self._settlement.blockage
+        since = [at for at in (oldest_at, blockage and blockage.since) if at is not None]
         return round(now - min(since), 3) if since else None
 
     def _pauses(self, now: float, wall_now: float, backlog: Backlog) -> list[Pause]:
         pauses = self._senders.pauses(now, wall_now) + self._hold.pauses(now, wall_now)
         obstacles = backlog.group.obstacles if backlog.group else ()
         group = [Pause(item.reason, item.message, ADVICE[item.reason], item.since) for item in obstacles]
-        obstacle, since = self._settlement.obstacle, self._settlement.blocked_since
-        if since is not None and obstacle.reason not in {pause.reason for pause in group}:
-            advice = ADVICE.get(obstacle.reason, "")
-            group.append(Pause(obstacle.reason, obstacle.message, advice, round(wall_now - (now - since), 3)))
+        blockage = self._settlement.blockage
+        if blockage is not None and blockage.reason not in {pause.reason for pause in group}:
+            since = round(wall_now - (now - blockage.since), 3)
+            group.append(Pause(blockage.reason, blockage.message, ADVICE.get(blockage.reason, ""), since))
         return pauses + group
 
     def _last_pause(self, pauses: list[Pause], wall_now: float) -> PastPause | None:

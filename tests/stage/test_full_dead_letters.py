@@ -194,7 +194,7 @@ async def test_no_checkpoint_passes_skipped_chunks_when_room_is_found_late(
     monkeypatch.setattr(packer, "_pack", pack_chunk)
 
     async with running(pipeline, limit_s=5) as run:
-        await until(lambda: pipeline.settlement.blocked_since is not None)
+        await until(lambda: pipeline.settlement.blockage)
         await anyio.sleep(0.05)  # until a chunk waits
         run.signal(signal.SIGTERM)
     summary = run.summary

@@ -158,7 +158,7 @@ async def test_unsaved_records_are_bounded_in_bytes_while_saves_fail_late(make: 
     source = records(refused)
     pipeline = make(source, [], store_=store_)
     summary = await assert_waits_within_the_budget(
-        pipeline, source, store_.open, is_obstructed=lambda: pipeline.settlement.obstacle.reason
+        pipeline, source, store_.open, is_obstructed=lambda: pipeline.settlement.blockage
     )
     assert (summary.outcome, summary.pending) == ("finished", 0)
     assert store.totals().dead_lettered == (CHUNKS - GOOD_CHUNKS) * RECORDS_PER_CHUNK

@@ -299,9 +299,9 @@ async def test_a_pause_ends_with_the_last_stream_that_could_not_be_saved(store: 
         kept.open(span, 0.0)
     await kept.save()
     await kept.abandon(streams[:1])
-    assert (kept.obstacle.reason, kept.has_room) == ("state_unwritable", False)
+    assert (kept.blockage and kept.blockage.reason, kept.has_room) == ("state_unwritable", False)
     await kept.abandon(streams[1:])
-    assert (kept.obstacle.reason, kept.has_room) == ("", True)
+    assert (kept.blockage, kept.has_room) == (None, True)
 
 
 @each(
