@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import anyio
 import structlog
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from shipper.model.records import Backlog
 from shipper.pipeline.packer import Hold
@@ -101,30 +101,20 @@ class Observer:
         if latencies := counts.take_latencies():
             p50, p95 = _quantile(latencies, 0.5), _quantile(latencies, 0.95)
         pauses = self._pauses(now, wall_now, backlog)
+        group = backlog.group and replace(backlog.group, handed_over=settlement.handed_over)
         return replace(
             before,
             phase=self.phase,
             at=wall_now,
             outcome=outcome,
             input_ended=self._source.is_exhausted,
-            read=totals.read,
-            accepted=totals.accepted,
-            dead_lettered=totals.dead_lettered,
-            duplicates=totals.duplicates,
-            pending=totals.pending,
+            **asdict(totals),
+            **asdict(replace(backlog, group=group)),
             dead_letters=settlement.acks.reasons.copy(),
             settled_bytes=settlement.settled_bytes,
-            total_bytes=backlog.total_bytes,
             accepted_per_second=round((totals.accepted - earliest.accepted) / seconds, 1),
             settled_bytes_per_second=round((settlement.settled_bytes - earliest.settled_bytes) / seconds, 1),
-            lag_bytes=backlog.lag_bytes,
-            unmatched=list(backlog.unmatched),
-            unreadable=list(backlog.unreadable),
-            unreadable_count=backlog.unreadable_count,
-            has_scanned=backlog.is_known,
-            spool_bytes=backlog.spool_bytes,
             oldest_unsettled_seconds=self._oldest_unsettled_s(now),
-            unreachable_bytes=backlog.unreachable_bytes,
             last_accepted_at=wall_now if totals.accepted > before.accepted else before.last_accepted_at,
             commits=settlement.commits,
             batches=counts.batches,
@@ -142,7 +132,6 @@ class Observer:
             last_pause=self._last_pause(pauses, wall_now),
             reload_error=self.reload_error,
             restart_needed=self.restart_needed,
-            group=backlog.group and replace(backlog.group, handed_over=settlement.handed_over),
         )
 
     def _earliest_progress(self, progress: _Progress) -> _Progress:

@@ -98,7 +98,7 @@ class Follower:
         self.patterns = patterns
         self._siblings = Siblings(patterns)
         self._has_new_patterns = True
-        self.backlog = replace(self.backlog, is_known=False)
+        self.backlog = replace(self.backlog, has_scanned=False)
 
     def find(self) -> list[FoundFile]:
         """Find all files that match; pass them to `scan`."""
@@ -157,7 +157,7 @@ class Follower:
             unreadable=unreadable[:_UNREADABLE_SHOWN],
             unreadable_count=len(unreadable),
         )
-        if not self.backlog.is_known:
+        if not self.backlog.has_scanned:
             report = log.warning if messages or unreadable else log.info
             problems = {"unmatched": messages, "unreadable": backlog.unreadable}
             report(

@@ -62,5 +62,5 @@ class JoinedSource:
             unmatched=[message for backlog in backlogs for message in backlog.unmatched],
             unreadable=[message for backlog in backlogs for message in backlog.unreadable],
             unreadable_count=sum(backlog.unreadable_count for backlog in backlogs),
-            is_known=all(backlog.is_known for backlog in backlogs),
+            has_scanned=all(backlog.has_scanned for backlog in backlogs),
         )

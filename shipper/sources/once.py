@@ -112,7 +112,7 @@ class FilesOnce:
             lag_bytes=max(0, self.total_bytes - self.done_bytes) + unsettled,
             total_bytes=self.total_bytes,
             unreachable_bytes=self._unreachable_bytes,
-            unreadable=self._messages,
+            unreadable=self._messages.copy(),
             unreadable_count=self.unreadable,
         )
 

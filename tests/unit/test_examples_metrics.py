@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from shipper.delivery.sender import DeliveryCounts
 from shipper.kafka import member
 from shipper.model.group import GroupState
+from shipper.model.records import Backlog, Totals
 from shipper.pipeline import observer, pipeline
 from shipper.status.admin.metrics import Metrics
 from shipper.status.live import Live
@@ -78,7 +79,8 @@ def filled(name: str, *modules: ModuleType) -> set[str]:
 
 
 def test_every_number_of_the_snapshot_is_filled():
-    assert set(Live.__struct_fields__) == filled("Live", pipeline) | filled("replace", observer) - {"handed_over"}
+    by_name = filled("Live", pipeline) | filled("replace", observer) - {"handed_over"}
+    assert set(Live.__struct_fields__) == by_name.union(Totals.__struct_fields__, Backlog.__struct_fields__)
     assert set(GroupState.__struct_fields__) == filled("GroupState", member) | {"handed_over"}  # filled by the observer
 
 
