@@ -38,9 +38,9 @@ from shipper.kafka.client import (
     name_taken_error,
     required_right,
 )
-from shipper.kafka.documents import ledger_offsets, metadata_text
+from shipper.kafka.documents import Metadata, ledger_offsets
 from shipper.kafka.offsets import PartitionOffsets, Start, committed_offsets, diverged_at, read_offsets, start_of
-from shipper.kafka.stream import KafkaStream, Partition, Session, new_stream
+from shipper.kafka.stream import KafkaStream, Partition, Session
 from shipper.model.errors import ConfigError, DeliveryGaveUpError, ShipperError
 from shipper.model.group import GroupState, Obstacle, PartitionState
 from shipper.model.records import Backlog, Checkpoint, Chunk, Stream
@@ -551,7 +551,7 @@ class Member:
         return self._ranges.get((offsets.topic, offsets.partition), range(offsets.high, offsets.high))
 
     def _new_stream(self, offsets: PartitionOffsets, start: Start) -> KafkaStream:
-        stream = new_stream(
+        stream = KafkaStream(
             stream_id=self._next_stream_id(),
             path=f"{offsets.topic}/{offsets.partition}",
             topic=offsets.topic,
@@ -677,7 +677,9 @@ class Member:
             at_range_end = [stream for stream in streams if stream.topic_partition in unsettled and not stream.stopped]
             if at_range_end:
                 offsets = [
-                    TopicPartition(*stream.topic_partition, stream.until or 0, metadata=metadata_text(stream.topic_id))
+                    TopicPartition(
+                        *stream.topic_partition, stream.until or 0, metadata=Metadata(stream.topic_id).text()
+                    )
                     for stream in at_range_end
                 ]
                 self._consumer.commit(offsets=offsets, asynchronous=False)

@@ -33,7 +33,7 @@ from shipper.kafka.client import (
     producer_properties,
     required_right,
 )
-from shipper.kafka.documents import add_checkpoints, letter_document, metadata_text, produce
+from shipper.kafka.documents import Metadata, add_checkpoints, letter_document, produce
 from shipper.kafka.member import Member
 from shipper.kafka.offsets import Selection
 from shipper.kafka.stream import KafkaStream, Session
@@ -193,7 +193,8 @@ class TransactionStore:
                     produce(producer, topic, documents, self._note_delivery)
                 position = stream.position_at(group[-1].end_offset)
                 last = stream.message_end(group[-1].end_offset)
-                metadata = metadata_text(stream.topic_id, stream.settled_until_with(position), last, mistakes)
+                settled_until = stream.settled_until_with(position)
+                metadata = Metadata(stream.topic_id, settled_until, last, dict(mistakes)).text()
                 offsets.append(TopicPartition(*stream.topic_partition, position, metadata=metadata))
             crash_point("save.written")
             flush(producer, _CALL_S)

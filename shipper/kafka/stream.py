@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from msgspec import Struct, field
 
-from shipper.model.records import RECORD_GAP_BYTES, Checkpoint, Chunk, LedgerKey, Rejection, Stream
+from shipper.model.records import RECORD_GAP_BYTES, Checkpoint, Chunk, LedgerKey, Rejection, Stream, StreamKind
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -135,6 +135,8 @@ class KafkaStream(Stream, kw_only=True):
         saved_mistakes: Consecutive rejections, by rule, right before the saved offset.
     """
 
+    kind: StreamKind = "kafka"
+    read_offset: int = START_OFFSET
     topic: str
     partition: int
     topic_id: str
@@ -151,7 +153,7 @@ class KafkaStream(Stream, kw_only=True):
     skips_tombstones: bool = False
     tombstones_skipped: int = 0
     saved_mistakes: dict[str, int] = field(default_factory=dict)
-    blocks: deque[_Block]
+    blocks: deque[_Block] = field(default_factory=deque)
 
     @property
     def topic_partition(self) -> Partition:
@@ -302,11 +304,6 @@ class KafkaStream(Stream, kw_only=True):
             self.settled_until = at
         elif self.mark[1] is None or self.next_offset >= self.mark[0]:
             self.mark = end, at
-
-
-def new_stream(**fields: object) -> KafkaStream:
-    """Create the stream of an assigned partition."""
-    return KafkaStream(kind="kafka", read_offset=START_OFFSET, blocks=deque(), **fields)  # type: ignore[arg-type]
 
 
 def _epoch_of(message: Message) -> int:

@@ -18,7 +18,7 @@ import pytest
 from anyio.from_thread import BlockingPortal
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.documents import TotalsRow, metadata_text
+from shipper.kafka.documents import Metadata, TotalsRow
 from shipper.kafka.member import Member
 from shipper.kafka.store import TransactionStore
 from shipper.pipeline import Pipeline
@@ -171,7 +171,7 @@ class World:
             else:
                 self.service.accepted[number] += 1
         if own:
-            broker.committed[partition] = start + len(own), metadata_text(TOPIC_ID)
+            broker.committed[partition] = start + len(own), Metadata(TOPIC_ID).text()
             totals = TotalsRow(
                 read=len(own), accepted=len(own) - letters, dead_lettered=letters, duplicates=0, unreachable=0,
                 topic=TOPIC, version=1, group="g", offset=start + len(own),
