@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import binascii
 import copy
 import math
 from base64 import urlsafe_b64decode
 from collections.abc import Callable
 from contextlib import suppress
 from random import Random
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, TypeVar
 
 import anyio
 import msgspec
@@ -22,6 +21,8 @@ from shipper.delivery.waits import full_jitter_s
 from shipper.model.errors import ConfigError
 
 log = structlog.get_logger("delivery")
+
+T = TypeVar("T")
 
 LIFETIME_MAX_S: Final = 10 * 366 * 86_400.0  # longer lifetimes are mistakes, and could overflow a timer
 _FILE_INTERVAL_S: Final = 1.0
@@ -270,12 +271,13 @@ class _Claims(Struct):
 
 def expiry_claim(token: str) -> float | None:
     """Return the `exp` claim of a JWT (RFC 7519), seconds since the epoch, or None; the signature is not verified."""
-    parts = token.split(".")
-    if len(parts) != 3:
-        return None
-    try:
-        payload = urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4))
-        expiry = msgspec.json.decode(payload, type=_Claims).exp
-    except (binascii.Error, ValueError, msgspec.MsgspecError, RecursionError):
-        return None
+    claims = jwt_claims(token, _Claims) if token.count(".") == 2 else None
+    expiry = claims.exp if claims else None
     return expiry if expiry is not None and math.isfinite(expiry) and expiry > 0 else None
+
+
+def jwt_claims(token: str, type: type[T]) -> T | None:
+    """Decode the claims of a JWT, even of one without a signature; return None if it is none."""
+    with suppress(IndexError, ValueError, msgspec.MsgspecError, RecursionError):
+        return msgspec.json.decode(urlsafe_b64decode(token.split(".")[1] + "=="), type=type)
+    return None
