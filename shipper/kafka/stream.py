@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from msgspec import Struct, field
 
+from shipper.model.framing import BLANKS
 from shipper.model.records import RECORD_GAP_BYTES, Checkpoint, Chunk, LedgerKey, Rejection, Stream, StreamKind
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ CHUNK_BYTES: Final = 1 << 20
 # Not 0: a byte-order mark at the start of a stream is not part of a record.
 START_OFFSET: Final = 1
 _NO_RECORD: Final = b"-"  # replaces a value without a record; it is not JSON, so it becomes a dead letter
-_BLANKS: Final = b" \t\r\n\0"
 _SECOND: Final = itemgetter(1)
 _FRAME_BYTES: Final = 5  # of a schema registry: a zero byte and a schema id
 
@@ -352,7 +352,7 @@ def without_frame(value: bytes) -> bytes:
 
 def has_record(value: bytes | None) -> bool:
     """Return whether there is anything to send."""
-    return value is not None and bool(value.strip(_BLANKS))
+    return value is not None and bool(value.strip(BLANKS))
 
 
 def explain(value: bytes | None) -> str:
