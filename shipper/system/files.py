@@ -1,13 +1,16 @@
-"""Atomic replacement of files, and detection of changes."""
+"""Atomic replacement of files, names that outlast a crash, and detection of changes."""
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
+
+_NO_DIRECTORY_SYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # file systems that do not need it
 
 
 def stat_signature(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
@@ -39,3 +42,15 @@ def replacing_file(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def sync_directory(directory: Path) -> None:
+    """Sync the names in a directory to disk."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_DIRECTORY_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
