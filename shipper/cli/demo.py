@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from shipper.model import wire
-    from shipper.pipeline import Summary
+    from shipper.model.records import Summary
 
 _DAYS: Final = 30
 _NEXT: Final = """
@@ -125,8 +125,8 @@ def _totals(report: wire.DailyReport) -> Table:
 
 
 def _backfill(settings: Settings, file: Path) -> Summary:
-    from shipper.pipeline import Pipeline
     from shipper.pipeline.opening import open_state
+    from shipper.pipeline.pipeline import Pipeline
     from shipper.sources.identity import StreamIndex
     from shipper.sources.once import FilesOnce
 

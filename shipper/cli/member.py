@@ -15,7 +15,7 @@ from shipper.config.settings import Settings
 
 if TYPE_CHECKING:
     from shipper.kafka.offsets import Selection
-    from shipper.pipeline import Pipeline
+    from shipper.pipeline.pipeline import Pipeline
 
 NO_MESSAGES: Final = "there are no messages in this range"
 

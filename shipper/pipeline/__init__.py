@@ -11,10 +11,3 @@ The pipeline: connects, stops and observes the stages.
     control     requests of other commands
     reload      settings that can change during a run
 """
-
-from shipper.model.records import Summary
-from shipper.pipeline.pipeline import Pipeline, Signals
-from shipper.pipeline.reload import ReloadHooks
-from shipper.sources.joined import Source
-
-__all__ = ["Pipeline", "ReloadHooks", "Signals", "Source", "Summary"]

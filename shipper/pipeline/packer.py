@@ -21,7 +21,10 @@ import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from shipper.codec import MESSAGES, Codec, is_future_timestamp, key_of, latest_timestamp
+from shipper.codec.codec import Codec
+from shipper.codec.dedupe import key_of
+from shipper.codec.judge import is_future_timestamp
+from shipper.codec.rules import MESSAGES, latest_timestamp
 from shipper.config.settings import Settings
 from shipper.delivery.credentials import ClockSkew
 from shipper.delivery.gate import FAIL_FAST_S

@@ -24,7 +24,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 from msgspec.structs import asdict, replace
 
-from shipper.codec import new_window
+from shipper.codec.dedupe import new_window
 from shipper.config.settings import RecordsSettings, Settings, require_endpoint
 from shipper.delivery.credentials import NoTokenError
 from shipper.model.errors import ConfigError, DeliveryGaveUpError, StateInUseError, first_of

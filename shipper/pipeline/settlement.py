@@ -24,7 +24,8 @@ import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream
 from anyio.to_thread import run_sync
 
-from shipper.codec import Columns, DedupeWindow, accept_events, key_of, tally
+from shipper.codec.dedupe import DedupeWindow, accept_events, key_of
+from shipper.codec.rules import Columns, tally
 from shipper.config.settings import StateSettings
 from shipper.delivery.parts import SentEvent, event_in, sent_event, sent_events
 from shipper.model.errors import DeliveryGaveUpError, StateError, StateUnwritableError

@@ -21,7 +21,7 @@ from shipper.config.settings import KafkaSettings
 from shipper.kafka.documents import Metadata, TotalsRow
 from shipper.kafka.member import Member
 from shipper.kafka.store import TransactionStore
-from shipper.pipeline import Pipeline
+from shipper.pipeline.pipeline import Pipeline
 from tests.conftest import SEED
 from tests.fakes import OK, answer
 from tests.model.kafka_broker import (

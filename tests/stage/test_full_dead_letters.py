@@ -14,8 +14,8 @@ import anyio
 import pytest
 import structlog
 
-from shipper.model.records import Chunk, Stream
-from shipper.pipeline import Pipeline, Summary
+from shipper.model.records import Chunk, Stream, Summary
+from shipper.pipeline.pipeline import Pipeline
 from shipper.state.letters import EVERYTHING
 from shipper.state.schema import LETTER_OVERHEAD_BYTES
 from shipper.state.store import Store

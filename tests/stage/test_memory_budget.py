@@ -12,8 +12,9 @@ import anyio
 import pytest
 
 from shipper.model.errors import StateUnwritableError
-from shipper.model.records import Span, Stream
-from shipper.pipeline import Pipeline, Summary, settlement
+from shipper.model.records import Span, Stream, Summary
+from shipper.pipeline import settlement
+from shipper.pipeline.pipeline import Pipeline
 from shipper.pipeline.settlement import estimate_bytes
 from shipper.state.ledger import read_ledger
 from shipper.state.store import Store

@@ -15,11 +15,12 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from shipper.codec import new_window
+from shipper.codec.dedupe import new_window
 from shipper.model.errors import StateError, StateUnwritableError
-from shipper.model.records import Checkpoint, Chunk, Span, Stream
-from shipper.pipeline import Pipeline, Summary, settlement
+from shipper.model.records import Checkpoint, Chunk, Span, Stream, Summary
 from shipper.pipeline import pipeline as pipeline_module
+from shipper.pipeline import settlement
+from shipper.pipeline.pipeline import Pipeline
 from shipper.pipeline.settlement import Settlement
 from shipper.sources.identity import StreamIndex
 from shipper.sources.once import FilesOnce

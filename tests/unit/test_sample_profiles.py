@@ -9,7 +9,9 @@ from itertools import pairwise
 
 import msgspec
 
-from shipper.codec import Codec, accept_events, latest_timestamp
+from shipper.codec.codec import Codec
+from shipper.codec.dedupe import accept_events
+from shipper.codec.rules import latest_timestamp
 from shipper.config.settings import RecordsSettings
 from shipper.model import wire
 from shipper.model.records import Chunk, Stream
