@@ -42,8 +42,6 @@ class Credentials:
     Args:
         settings: Must contain a subscription key, and a token or `oauth2`.
         post_form: Sends a form to the token endpoint; None = over a new connection.
-        now: A monotonic clock.
-        wall_time: Seconds since the epoch.
     Raises:
         ConfigError: The variable, file or program of a secret is missing, or the secret is invalid.
     """

@@ -30,8 +30,6 @@ class Endpoint:
     """
     Sends requests one at a time over one connection, which it renews from time to time.
 
-    Args:
-        now: Seconds on a monotonic clock.
     Raises:
         ConfigError: The CA bundle, a certificate or the proxy password cannot be used.
     """

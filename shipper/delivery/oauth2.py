@@ -45,7 +45,6 @@ class OAuth2Source:
 
     Args:
         key: Dotted name of the settings table, such as `intake.oauth2`.
-        now, wall_time: A monotonic clock; seconds since the epoch.
     Raises:
         ConfigError: The client secret or the password is missing or invalid.
     """

@@ -90,7 +90,6 @@ class TokenCache:
 
     Args:
         noun: Prefix of the log events.
-        now: A monotonic clock.
     """
 
     def __init__(
@@ -220,8 +219,6 @@ class SecretSource:
     """
     Reads a secret of the settings: a constant, a file that may be replaced, or the output of a command.
 
-    Args:
-        now, wall_time: A monotonic clock; seconds since the epoch.
     Raises:
         ConfigError: The variable, file or program is missing, or the secret is invalid.
     """

@@ -77,7 +77,6 @@ class Member:
     A group member as a source of the pipeline.
 
     Args:
-        now, wall_time: A monotonic clock; seconds since the epoch.
         ranges: The offsets to read; None = all, without end.
         give_up_after_s: Maximum wait for brokers that prevent reading `ranges`.
 

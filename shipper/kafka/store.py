@@ -83,7 +83,6 @@ class TransactionStore:
     Args:
         name: The transactional id.
         member: Provides the group membership, and counts transactions.
-        now: A monotonic clock, seconds.
     Raises:
         StateUnwritableError: The brokers do not begin a transaction.
         StateInUseError: Another member has the same `group_instance_id`.
@@ -340,7 +339,6 @@ def open_group(
     Connect to the brokers, and leave the group at the end. The member joins it once a pipeline is attached.
 
     Args:
-        now, wall_time: A monotonic clock; seconds since the epoch.
         selection: What to read; None = everything, without end.
     Raises:
         SourceError: The selection does not exist.

@@ -61,7 +61,6 @@ class Packer:
     Args:
         hold: Holds input back; None = this packer runs beside the main one, and neither holds input back nor records
             its position for the next start.
-        wall_time: Seconds since the epoch.
         suspects: By input, the places of records that an earlier process got stuck on.
 
     Attributes:

@@ -70,7 +70,6 @@ class Pipeline:
 
     Args:
         is_one_shot: The input has an end, and the run gives up after `delivery.give_up_after_seconds`.
-        wall_time: Seconds since the epoch.
         command: Name of the command, for snapshots.
         publish: Called with a snapshot every second.
         reload_hooks: What SIGHUP does; None = nothing.

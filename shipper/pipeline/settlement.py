@@ -95,7 +95,6 @@ class Settlement:
         window: The EventIds in flight and accepted; shared with the packer's codec.
         on_saved: Called with saved checkpoints.
         give_up_after_s: How long to retry saving; None = indefinitely.
-        wall_time: Seconds since the epoch.
 
     Attributes:
         acks: The open spans, and the counts of this run.

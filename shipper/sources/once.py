@@ -45,9 +45,6 @@ class FilesOnce:
     """
     Reads files one after the other, each to its end at that moment.
 
-    Args:
-        wall_time: Seconds since the epoch.
-
     Attributes:
         total_bytes: Total size of the files, as of the start.
         done_bytes: How many of these bytes were read, now or by an earlier run.

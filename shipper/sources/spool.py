@@ -46,7 +46,6 @@ class Spool:
         source: The input, or the descriptor of standard input; None = only segments of an earlier process.
         known, next_stream_id, forget: As for `Segments`.
         form: Format of standard input.
-        wall_time: Seconds since the epoch.
         give_up_after_s: Maximum wait for disk space.
     """
 
