@@ -68,9 +68,7 @@ class Endpoint:
 
         Args:
             path: Appended to the base URL.
-            authorization: Token and key.
-            traceparent: The `traceparent` header; empty = none.
-            encoding: The `Content-Encoding` header; empty = none.
+            traceparent, encoding: The headers `traceparent` and `Content-Encoding`; empty = none.
             max_answer_bytes: The body is truncated here; after a longer one, the connection is closed.
         Raises:
             NoAnswerError: There was no complete answer, or the authorization is not valid in a header.

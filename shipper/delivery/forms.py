@@ -17,12 +17,8 @@ _ANSWER_BYTES: Final = 65_536
 
 async def post_form(url: str, fields: Mapping[str, str], settings: ConnectionSettings) -> Answer:
     """
-    Post a form to a token endpoint, over a new connection.
+    Post a form to a token endpoint, over a new connection; return an answer with up to 64 KiB of the body.
 
-    Args:
-        url: Its scheme may differ from that of the service.
-    Returns:
-        An answer with up to 64 KiB of the body.
     Raises:
         NoAnswerError: There was no complete answer within 30 s.
         ConfigError: The CA bundle or the proxy password cannot be used.
