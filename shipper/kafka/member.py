@@ -10,7 +10,7 @@ process counts nothing of them.
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
@@ -27,24 +27,20 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import (
-    FORBIDDEN,
     UNKNOWN_TOPIC,
     KafkaError,
     client_properties,
     consumer_properties,
     describe,
-    describe_refusal,
     error_of,
     name_taken_error,
-    required_right,
 )
 from shipper.kafka.documents import Metadata, ledger_offsets
+from shipper.kafka.member_status import MemberStatus
 from shipper.kafka.offsets import PartitionOffsets, Start, committed_offsets, diverged_at, read_offsets, start_of
 from shipper.kafka.stream import KafkaStream, Partition, Session
 from shipper.model.errors import ConfigError, DeliveryGaveUpError, ShipperError
-from shipper.model.group import GroupState, Obstacle, PartitionState
 from shipper.model.records import Backlog, Checkpoint, Chunk, Stream
-from shipper.model.units import several
 
 log = structlog.get_logger("kafka")
 
@@ -82,13 +78,12 @@ class Member:
 
     Attributes:
         admin: Queries the brokers.
+        status: The counts and obstacles of this member.
         unfinished: Once the group has settled all other ranges, the partitions whose ranges cannot be read to their
             end; None until then.
         failure: Why this process can no longer be a member; None while it can.
         membership: The consumer's group metadata, which proves its generation to the brokers; None while this process
             is not a member. Only the thread reads it, as the client blocks other callers while it polls.
-        transactions: Counts by outcome.
-        transaction_seconds: Total duration of committed transactions.
     """
 
     def __init__(
@@ -107,6 +102,7 @@ class Member:
         self._wall_time = wall_time
         self._ranges = ranges
         self._give_up_after_s = give_up_after_s
+        self.status = MemberStatus(settings, wall_time=wall_time)
         properties = client_properties(settings)
         self.admin = AdminClient(properties)
         self._consumer = Consumer(properties | consumer_properties(settings) | {"error_cb": self._note_client_error})
@@ -132,15 +128,7 @@ class Member:
         self._offsets_read_at = 0.0  # seconds since the epoch
         self._must_restart_stopped = False
         self._missing_topics: set[str] = set()
-        self._obstacles: dict[str, Obstacle] = {}
-        self._stopped_at: float | None = None
-        self._rebalances: Counter[str] = Counter(assigned=0, revoked=0, lost=0)
-        self._last_rebalance: tuple[str, float | None] = ("", None)
-        self._errors: Counter[str] = Counter()
-        self._tombstones_skipped = 0
         self.unfinished: set[Partition] | None = None
-        self.transactions: Counter[str] = Counter(committed=0, aborted=0, in_doubt=0)
-        self.transaction_seconds = 0.0
         self.failure: ShipperError | None = None
         self.membership: object = None
 
@@ -196,12 +184,6 @@ class Member:
         self._must_restart_stopped = True
         self._wakeup.set()
 
-    def note_committed(self, seconds: float) -> None:
-        """Count a transaction. It also proves the right to read, without which the brokers accept no offsets."""
-        self.transactions["committed"] += 1
-        self.transaction_seconds += seconds
-        self._obstacles.pop("broker_forbidden", None)
-
     def close(self) -> None:
         """Leave the group."""
         self._portal = self._pipeline = None
@@ -214,44 +196,7 @@ class Member:
 
     def backlog(self) -> Backlog:
         """Return the state of this member."""
-        now_ms = self._wall_time() * 1000
-        streams = tuple(self._streams.values())
-        partitions = [self._partition_state(stream, now_ms) for stream in streams]
-        partitions.sort(key=lambda each: (each.state != "stopped", -each.lag_records, each.topic, each.partition))
-        obstacles = list(self._obstacles.values())
-        gaps = [partition.message for partition in partitions if partition.state == "stopped"]
-        self._stopped_at = (self._stopped_at or self._wall_time()) if gaps else None
-        if gaps:
-            more = f"; and {len(gaps) - 1} more partitions" if len(gaps) > 1 else ""
-            obstacles.append(Obstacle("input_gap", f"{gaps[0]}{more}", self._stopped_at or 0.0))
-        state = GroupState(
-            group=self._settings.group_id,
-            protocol=self._settings.group_protocol,
-            partitions=partitions,
-            rebalances=dict(self._rebalances),
-            tombstones_skipped=self._tombstones_skipped + sum(stream.tombstones_skipped for stream in streams),
-            transactions=dict(self.transactions),
-            transaction_seconds=round(self.transaction_seconds, 3),
-            broker_errors=dict(self._errors),
-            last_rebalance=self._last_rebalance[0],
-            last_rebalance_at=self._last_rebalance[1],
-            obstacles=obstacles,
-        )
-        return Backlog(group=state)
-
-    def _partition_state(self, stream: KafkaStream, now_ms: float) -> PartitionState:
-        oldest = stream.oldest_ms
-        return PartitionState(
-            topic=stream.topic,
-            partition=stream.partition,
-            offset=stream.next_offset,
-            end=None if stream.end is None else max(stream.end, stream.next_offset),
-            lag_records=stream.lag_records,
-            lag_seconds=0.0 if oldest is None or oldest < 0 else round(max(0.0, now_ms - oldest) / 1000, 3),
-            delivered_until=stream.settled_until,
-            state="stopped" if stream.stopped else "paused" if self._is_paused else "reading",
-            message=stream.stopped,
-        )
+        return Backlog(group=self.status.state(tuple(self._streams.values()), is_paused=self._is_paused))
 
     # The thread -------------------------------------------------------------------------------------------------------
 
@@ -363,7 +308,7 @@ class Member:
                     self._consumer.pause([TopicPartition(*key)])
         if by_partition:
             self._fetch_count = min(_FETCH_MESSAGES_MAX, 1 + _FETCH_BYTES * len(messages) // max(size, 1))
-            self._obstacles.pop("broker_forbidden", None)
+            self.status.remove_obstacle("broker_forbidden")
             self._notify()
         for event in events:
             self._handle_error(event.error(), _key_of(event), event.offset())
@@ -435,35 +380,17 @@ class Member:
         elif error.fatal() or error.code() == KafkaError._FATAL:
             raise self._fatal(error)
         else:
-            self.note_error(error, key[0] or "")
+            self.status.note_error(error, key[0] or "")
 
     def _note_client_error(self, error: KafkaError) -> None:
         if error.fatal():
             self._fail(self._fatal(error))
-        self.note_error(error)
+        self.status.note_error(error)
 
     def _fatal(self, error: KafkaError) -> ShipperError:
         if self._settings.group_instance_id and "fenced" in error.str():
             return name_taken_error(self._settings)
         return ShipperError(f"this process cannot join group {self._settings.group_id}: {describe(error)}")
-
-    def note_error(self, error: KafkaError, topic: str = "") -> None:
-        """Count a broker error; some are obstacles to reading. Thread-safe."""
-        settings = self._settings
-        self._errors[error.name()] += 1
-        if error.code() in FORBIDDEN:
-            self._add_obstacle(
-                "broker_forbidden", describe_refusal(settings, error, topic and required_right(settings, topic))
-            )
-        elif error.code() == KafkaError._ALL_BROKERS_DOWN:
-            self._add_obstacle("broker_unavailable", f"no broker of {', '.join(settings.brokers)} can be reached")
-        elif error.code() in UNKNOWN_TOPIC:
-            self._add_obstacle("input_gap", f"a topic of {', '.join(settings.topics)} does not exist: {error.str()}")
-
-    def _add_obstacle(self, reason: str, message: str) -> None:
-        if reason not in self._obstacles:
-            self._obstacles[reason] = Obstacle(reason, message, self._wall_time())
-            log.warning("reading_obstructed", reason=reason, message=message)
 
     # Rebalances; called by the client within `consume` ----------------------------------------------------------------
 
@@ -476,7 +403,7 @@ class Member:
             consumer.incremental_assign(partitions)
             return
         self._begin([self._streams[key] for key in starts])
-        self._obstacles.clear()
+        self.status.remove_obstacles()
         self._note_rebalance("assigned", len(partitions))
 
     def _revoke(self, consumer: Consumer, partitions: list[TopicPartition], *, is_lost: bool) -> None:
@@ -487,7 +414,7 @@ class Member:
         self._hand_over(streams, is_lost=is_lost)
         for stream in streams:
             del self._streams[stream.topic_partition]
-            self._tombstones_skipped += stream.tombstones_skipped
+            self.status.tombstones_skipped += stream.tombstones_skipped
         consumer.resume(partitions)  # otherwise a paused partition would be paused when assigned again
         consumer.incremental_unassign(partitions)
         self._note_rebalance("lost" if is_lost else "revoked", len(keys))
@@ -505,10 +432,8 @@ class Member:
                 done.result()
 
     def _note_rebalance(self, kind: str, partitions: int) -> None:
-        self._rebalances[kind] += partitions
-        self._last_rebalance = f"{several(partitions, 'partition')} {kind}", self._wall_time()
+        self.status.note_rebalance(kind, partitions, len(self._streams))
         self._membership_read_at = -_MEMBERSHIP_INTERVAL_S  # the membership has changed
-        log.info("partitions_moved", message=self._last_rebalance[0], partitions=len(self._streams))
 
     # Start offsets --------------------------------------------------------------------------------------------------
 
@@ -524,7 +449,7 @@ class Member:
                 return {key: (partition, start_of(partition, self._settings)) for key, partition in selected.items()}
             except (KafkaException, TimeoutError, ConfigError) as exception:  # a changed secret may be unreadable
                 error = error_of(exception)
-                self.note_error(error)
+                self.status.note_error(error)
                 log.warning("offsets_unknown", error=describe(error))
                 self._wait_for_wakeup(_RETRY_S)
         return {}
@@ -593,7 +518,7 @@ class Member:
             offsets = offsets._replace(diverged_at=at, last=None if at is None else offsets.last)
             start = start_of(offsets, self._settings)._replace(epoch=-1)
         self._streams[stream.topic_partition] = new = self._new_stream(offsets, start)
-        self._tombstones_skipped += stream.tombstones_skipped
+        self.status.tombstones_skipped += stream.tombstones_skipped
         self._seek(new)
         partition = TopicPartition(*stream.topic_partition)
         if new.is_halted:
@@ -632,9 +557,9 @@ class Member:
         try:
             end = answer.result().offset
         except KafkaException as exception:
-            self._errors[error_of(exception).name()] += 1
+            self.status.count_error(error_of(exception))
             return
-        self._obstacles.pop("broker_unavailable", None)
+        self.status.remove_obstacle("broker_unavailable")
         if key in self._streams:
             self._streams[key].note_end(end, at)
 
@@ -644,20 +569,20 @@ class Member:
             topic_id = str(answer.result().topic_id)
         except KafkaException as exception:
             error = error_of(exception)
-            self.note_error(error)
+            self.status.note_error(error)
             if error.code() in UNKNOWN_TOPIC:
                 self._missing_topics.add(topic)
             return
         self._missing_topics.discard(topic)
         if not self._missing_topics:
-            self._obstacles.pop("input_gap", None)
+            self.status.remove_obstacle("input_gap")
         for stream in [stream for stream in self._streams.values() if stream.topic == topic]:
             if stream.topic_id != topic_id and not stream.stopped:
                 self._restart(stream, is_lost=True)
 
     def _check_ranges(self, ranges: Mapping[Partition, range], now: float) -> None:
         """Check whether the group has settled the ranges, once this member has nothing left to do."""
-        obstacle = min(self._obstacles.values(), key=lambda obstacle: obstacle.since, default=None)
+        obstacle = self.status.oldest_obstacle()
         if obstacle is not None and self._wall_time() >= obstacle.since + self._give_up_after_s:
             raise DeliveryGaveUpError(obstacle.message)
         streams = self._streams.values()
@@ -683,9 +608,9 @@ class Member:
                 ]
                 self._consumer.commit(offsets=offsets, asynchronous=False)
         except KafkaException as exception:
-            self.note_error(error_of(exception))
+            self.status.note_error(error_of(exception))
             return
-        self._obstacles.pop("broker_unavailable", None)
+        self.status.remove_obstacle("broker_unavailable")
         unsettled -= {stream.topic_partition for stream in at_range_end}
         if unsettled <= self._streams.keys():
             self.unfinished = unsettled

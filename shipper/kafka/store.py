@@ -94,7 +94,7 @@ class TransactionStore:
         self._settings = settings
         self._member = member
         self._now = now
-        common = client_properties(settings, on_error=member.note_error)
+        common = client_properties(settings, on_error=member.status.note_error)
         self._properties = common | producer_properties(name, max_record_bytes)
         self._delivery_error: KafkaError | None = None
         self._is_name_taken = False  # a new producer would fence the other member
@@ -148,7 +148,7 @@ class TransactionStore:
             crash_point("save.done")
             if not is_committed:
                 return SaveResult([], requested)
-            self._member.note_committed(self._now() - started_at)
+            self._member.status.note_committed(self._now() - started_at)
             for stream, session, mistakes in pending.sessions:
                 stream.saved_mistakes = mistakes
                 stream.session = Session() if len(session.sums) > _SESSION_KEYS_MAX else session
@@ -204,7 +204,7 @@ class TransactionStore:
             )
             crash_point("save.commit")
         except TimeoutError:
-            self._member.transactions["aborted"] += 1
+            self._member.status.transactions["aborted"] += 1
             self._producer = None  # the brokers abort its transaction once another producer uses its id
             raise StateUnwritableError(
                 f"the brokers do not accept the offsets of group {self._settings.group_id}; shipper retries",
@@ -245,7 +245,7 @@ class TransactionStore:
         except KafkaException as exception:
             error = error_of(exception)
             if error.retriable():
-                self._member.transactions["in_doubt"] += 1
+                self._member.status.transactions["in_doubt"] += 1
                 raise StateUnwritableError(
                     f"the brokers do not say whether a transaction of group {self._settings.group_id} is committed "
                     f"({describe(error)}); shipper asks again",
@@ -263,7 +263,7 @@ class TransactionStore:
         Raises:
             StateUnwritableError, StateInUseError: Any other reason.
         """
-        self._member.transactions["aborted"] += 1
+        self._member.status.transactions["aborted"] += 1
         if error.code() in _REBALANCING:
             message = "harmless: the group is moving partitions; the records are saved later, or sent by the next owner"
             log.info("transaction_aborted", error=describe(error), message=message)

@@ -131,7 +131,7 @@ class World:
         """Return the events that occurred, to prove the coverage of the test."""
         assert self.member is not None
         assert self.pipeline is not None
-        self._counts.update({"handed over": self.pipeline.settlement.handed_over, **self.member.transactions})
+        self._counts.update({"handed over": self.pipeline.settlement.handed_over, **self.member.status.transactions})
         self._counts["letters"] += len(self.broker.tables[GROUP.letters])
         self._counts["duplicates"] += self.pipeline.totals.duplicates
         return self._counts

@@ -18,7 +18,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from shipper.delivery.sender import DeliveryCounts
-from shipper.kafka import member
+from shipper.kafka import member_status
 from shipper.model.group import GroupState
 from shipper.model.records import Backlog, Totals
 from shipper.pipeline import observer, pipeline
@@ -81,7 +81,9 @@ def filled(name: str, *modules: ModuleType) -> set[str]:
 def test_every_number_of_the_snapshot_is_filled():
     by_name = filled("Live", pipeline) | filled("replace", observer) - {"handed_over"}
     assert set(Live.__struct_fields__) == by_name.union(Totals.__struct_fields__, Backlog.__struct_fields__)
-    assert set(GroupState.__struct_fields__) == filled("GroupState", member) | {"handed_over"}  # filled by the observer
+    assert set(GroupState.__struct_fields__) == filled("GroupState", member_status) | {
+        "handed_over"
+    }  # filled by the observer
 
 
 def test_every_count_of_the_senders_gets_into_the_snapshot():
