@@ -163,7 +163,7 @@ class TransactionStore:
 
     def _begin_transaction(self, checkpoints: Sequence[Checkpoint], now_s: float) -> _Pending | None:
         """Begin a transaction and write its contents; return None if a rebalance is due."""
-        membership = self._member.membership
+        membership = self._member.assignment.membership
         if membership is None:
             return None
         if self._is_name_taken:

@@ -92,8 +92,8 @@ class SteppedMember(Member):
     """Polls when the test says so."""
 
     def attach(self, portal: BlockingPortal, pipeline: Any) -> None:
-        self._portal, self._pipeline, self._is_reading = portal, pipeline, True
-        self._subscribe()
+        self._link.portal, self._link.pipeline, self._is_reading = portal, pipeline, True
+        self.assignment.subscribe()
 
 
 class World:
@@ -270,7 +270,7 @@ async def play(actions: list[tuple[Any, ...]]) -> Counter[str]:
         patch.setattr("shipper.kafka.member.Consumer", lambda _: TinyConsumer(broker))
         patch.setattr("shipper.kafka.member.AdminClient", lambda _: TinyAdmin(broker))
         patch.setattr("shipper.kafka.offsets.Consumer", lambda _: TinyQuery(broker))
-        patch.setattr("shipper.kafka.member.ledger_offsets", lambda _: {})
+        patch.setattr("shipper.kafka.assignment.ledger_offsets", lambda _: {})
         patch.setattr("shipper.kafka.store.Producer", lambda _: TinyProducer(broker))
         patch.setattr("shipper.pipeline.senders.Endpoint", lambda *_, **__: world.service)
         await world.begin()
