@@ -16,9 +16,9 @@ from anyio.to_thread import run_sync
 
 from shipper.config.settings import Settings
 from shipper.model.errors import ShipperError, SourceError, StateError, first_of
-from shipper.model.records import Totals
-from shipper.pipeline import Pipeline, Summary
+from shipper.model.records import Summary, Totals
 from shipper.pipeline.opening import OpenState, open_state
+from shipper.pipeline.pipeline import Pipeline
 from shipper.sources.feed import Feed, Record, encode_line, join_lines
 from shipper.sources.spool import Spool
 from shipper.state.store import Store
@@ -96,9 +96,6 @@ class Shipper:
         self._live: Live | None = None
         self._summary: Summary | None = None
         self._error: BaseException | None = None
-
-    def __repr__(self) -> str:
-        return f"<Shipper {self._feed!r} {self._pipeline!r}>"
 
     @property
     def totals(self) -> Totals:

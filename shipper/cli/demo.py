@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from shipper.model import wire
-    from shipper.pipeline import Summary
+    from shipper.model.records import Summary
 
 _DAYS: Final = 30
 _NEXT: Final = """
@@ -126,8 +126,8 @@ def _totals(report: wire.DailyReport) -> Table:
 
 def _backfill(settings: Settings, file: Path) -> Summary:
     from shipper.cli.ship import stream_index
-    from shipper.pipeline import Pipeline
     from shipper.pipeline.opening import open_state
+    from shipper.pipeline.pipeline import Pipeline
     from shipper.sources.once import FilesOnce
 
     with open_state(settings) as state:

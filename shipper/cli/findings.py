@@ -17,10 +17,12 @@ from msgspec.structs import replace
 from shipper.cli.common import open_input, several
 from shipper.cli.mapping import documents_in, suggest_mapping, suggest_missing
 from shipper.cli.remedies import FIELD_OF_RULE, Remedy
-from shipper.codec import Codec, accept_events, latest_timestamp
+from shipper.codec.codec import Codec
+from shipper.codec.dedupe import accept_events
 from shipper.codec.documents import EMPTY, SourceMapping, code_text, read_document
 from shipper.codec.judge import IS_MISSING
 from shipper.codec.normalize import ABSENT
+from shipper.codec.rules import latest_timestamp
 from shipper.config.mapping import FIELDS, is_nested
 from shipper.config.settings import Settings
 from shipper.model.framing import CsvRows, Framing

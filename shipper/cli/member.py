@@ -15,7 +15,7 @@ from shipper.config.settings import Settings
 
 if TYPE_CHECKING:
     from shipper.kafka.offsets import Selection
-    from shipper.pipeline import Pipeline
+    from shipper.pipeline.pipeline import Pipeline
 
 NO_MESSAGES: Final = "there are no messages in this range"
 
@@ -68,7 +68,7 @@ def ship_as_member(
             async with BlockingPortal() as portal:
                 member.attach(portal, pipeline)
                 yield
-            handed_over = pipeline.handed_over
+            handed_over = pipeline.settlement.handed_over
 
         summary, reasons = run_async(
             lambda: run_pipeline(

@@ -35,10 +35,10 @@ from shipper.system.addresses import check_listen_address
 from shipper.system.permissions import access_problem
 
 if TYPE_CHECKING:
-    from shipper.pipeline import Source
     from shipper.pipeline.opening import OpenState
     from shipper.sources.completion import Completion
     from shipper.sources.identity import StreamIndex
+    from shipper.sources.joined import Source
     from shipper.sources.tail import FollowedFiles
 
 _DESCRIPTORS_MAX = 1024

@@ -26,9 +26,11 @@ from shipper.system.memory import trim_heap_periodically
 if TYPE_CHECKING:
     from shipper.cli.publishing import Publisher
     from shipper.config.load import SettingsFile
-    from shipper.pipeline import Pipeline, Source, Summary
+    from shipper.model.records import Summary
     from shipper.pipeline.opening import OpenState
+    from shipper.pipeline.pipeline import Pipeline
     from shipper.pipeline.settlement import StateStore
+    from shipper.sources.joined import Source
     from shipper.sources.once import FilesOnce, ReadBefore
     from shipper.sources.spool import Spool
     from shipper.status.live import Board, Live
@@ -178,7 +180,8 @@ async def run_pipeline(
     """
     import anyio
 
-    from shipper.pipeline import Pipeline, ReloadHooks
+    from shipper.pipeline.pipeline import Pipeline
+    from shipper.pipeline.reload import ReloadHooks
 
     notifier = publisher.notifier
     pipeline = Pipeline(
@@ -202,7 +205,7 @@ async def run_pipeline(
         async with attach(pipeline):
             summary = await pipeline.run(signals)
         side.cancel_scope.cancel()
-    return summary, pipeline.dead_letter_reasons
+    return summary, pipeline.settlement.acks.reasons
 
 
 def open_spool(settings: Settings, state: OpenState, descriptor: int | None = None) -> Spool:

@@ -27,7 +27,7 @@ from shipper.codec.judge import Judge, Records, document_in
 from shipper.codec.rewrite import Changes, Rewriter
 from shipper.codec.rules import MESSAGES, NESTING_MAX, Columns, may_nest_deeply, nests_deeply, tally
 from shipper.config.settings import RecordsSettings
-from shipper.model.framing import CUT_MARK, LINES, CsvRows, Frame, Framing, parse_cut_record
+from shipper.model.framing import BLANKS, CUT_MARK, LINES, CsvRows, Frame, Framing, parse_cut_record
 from shipper.model.records import (
     MARKER_BYTES,
     NO_BOUNDS,
@@ -42,7 +42,6 @@ from shipper.model.records import (
 from shipper.system.native import NATIVE
 
 _HOLE: Final = b"\0"  # fills the hole of a sparse file, before the next line
-_BLANKS: Final = b" \t\r\n" + _HOLE
 _BLANK_LINES: Final = re.compile(rb"[ \t\r\0\n]*\n")
 _PIECE_RECORDS: Final = 1000
 _WAITING_BYTES: Final = 350  # of an event waiting for an answer, besides its line
@@ -205,7 +204,7 @@ class Codec:
         """Reject the next record without parsing it; arguments and result as for `encode`."""
         data, framing = chunk.data, chunk.stream.framing
         frames = framing.frames(data, first_record(chunk, offset - chunk.start_offset))
-        frame = next((frame for frame in frames if data[frame.start : frame.end].strip(_BLANKS)), None)
+        frame = next((frame for frame in frames if data[frame.start : frame.end].strip(BLANKS)), None)
         if frame is None:
             return self._finish(chunk, offset, _Piece.rejected(len(data), []))
         rejection = Rejection(
@@ -324,7 +323,7 @@ class Codec:
         if {raw[:1] for raw in raws} != {b"{"}:
             stripped = [raw.lstrip(_HOLE) for raw in raws]
             offsets = [offset + len(raw) - len(line) for offset, raw, line in zip(offsets, raws, stripped, strict=True)]
-            kept = [index for index, line in enumerate(stripped) if line.strip(_BLANKS)]
+            kept = [index for index, line in enumerate(stripped) if line.strip(BLANKS)]
             raws, offsets = [stripped[index] for index in kept], [offsets[index] for index in kept]
         # Elements of an array may contain newlines. A carriage return is equivalent: whitespace, or an error within a
         # string.

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from collections.abc import Mapping
+from typing import Final, Self
 
 from msgspec import Struct
+
+_REQUEST_IDS: Final = (b"x-ms-request-id", b"x-request-id", b"request-id")
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
 class Answer(Struct, frozen=True):
@@ -16,6 +21,20 @@ class Answer(Struct, frozen=True):
     body: bytes  # truncated at the requested maximum
     date: str = ""
     request_id: str = ""  # for the operators of the service
+
+    @classmethod
+    def of(cls, status: int, headers: Mapping[bytes, bytes], body: bytes) -> Self:
+        """Return the answer with these headers, whose names are in lower case."""
+        texts = {name: value.decode("latin-1") for name, value in headers.items()}
+        request_id = next((texts[name] for name in _REQUEST_IDS if name in texts), "")
+        return cls(
+            status=status,
+            content_type=texts.get(b"content-type", "").partition(";")[0].strip().lower(),
+            retry_after=texts.get(b"retry-after", ""),
+            body=body,
+            date=texts.get(b"date", ""),
+            request_id=request_id if _REQUEST_ID.fullmatch(request_id) else "",
+        )
 
 
 class Results(Struct, frozen=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import select
 import ssl
 from base64 import b64encode
-from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Final, NamedTuple, TypeVar
@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from shipper.config.secrets import resolve_secret
 from shipper.config.settings import DeliverySettings, EndpointSettings
+from shipper.delivery.answer import Answer
 from shipper.delivery.no_answer import HttpError, Progress, ProxyRefusedError, Route, Stage, no_answer
 from shipper.delivery.tls import certificate_expiry, tls_context
 from shipper.system.addresses import ascii_host
@@ -36,15 +37,6 @@ _FRAMING_BYTES: Final = 8  # maximum framing per byte of the body; chunks of one
 _VERSIONS: Final = {"1.0", "1.1"}  # of HTTP; the parser accepts others
 _CLOSED: Final = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 _FAILURES: Final = (OSError, UnicodeError, anyio.EndOfStream, *_CLOSED, HttpError, ProxyRefusedError)
-
-
-class HttpAnswer(NamedTuple):
-    """A raw answer; its header names are in lower case."""
-
-    status: int
-    headers: Mapping[bytes, bytes]
-    body: bytes
-    is_last: bool  # the connection cannot be reused
 
 
 class Peer(NamedTuple):
@@ -153,7 +145,7 @@ class Connection:
 
     async def exchange(
         self, method: str, target: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, max_answer_bytes: int
-    ) -> HttpAnswer:
+    ) -> Answer:
         """
         Send a request and read the answer; a failure closes the connection.
 
@@ -168,11 +160,11 @@ class Connection:
             await self.aclose()  # the peer has closed it, or has sent unsolicited data
         lines = [b"%b: %b\r\n" % header for header in (*headers, *self._extra_headers)]
         head = b"%b %b%b HTTP/1.1\r\n%b\r\n" % (method.encode(), self._target_prefix, target, b"".join(lines))
-        message = await self._with_limit(self._exchange(head + body, max_answer_bytes))
+        answer, is_last = await self._with_limit(self._exchange(head + body, max_answer_bytes))
         self._progress.is_reused = True
-        if message.is_last:
+        if is_last:
             await self.aclose()
-        return message
+        return answer
 
     async def _with_limit(self, steps: Awaitable[T]) -> T:
         """Await something within the total limit; on failure, close the connection and explain the error."""
@@ -185,7 +177,8 @@ class Connection:
                 raise
             raise no_answer(error, self._route, self._progress) from error
 
-    async def _exchange(self, request: bytes, max_answer_bytes: int) -> HttpAnswer:
+    async def _exchange(self, request: bytes, max_answer_bytes: int) -> tuple[Answer, bool]:
+        """Return the answer, and whether the connection cannot be reused."""
         if self._stream is None:
             await self._connect()
             await self._secure()
@@ -203,12 +196,8 @@ class Connection:
             answer.feed(data)
         if answer.status == 407 and self._proxy is not None:
             raise ProxyRefusedError(407)
-        return HttpAnswer(
-            answer.status,
-            answer.headers,
-            b"".join(answer.parts)[:max_answer_bytes],
-            is_last=not (answer.is_complete and not answer.has_extra_data and answer.keeps_connection),
-        )
+        is_last = not (answer.is_complete and not answer.has_extra_data and answer.keeps_connection)
+        return Answer.of(answer.status, answer.headers, b"".join(answer.parts)[:max_answer_bytes]), is_last
 
     async def _receive(self, stream: ByteStream) -> bytes:
         """Receive data; b"" at the end of the connection."""

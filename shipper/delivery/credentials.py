@@ -42,8 +42,6 @@ class Credentials:
     Args:
         settings: Must contain a subscription key, and a token or `oauth2`.
         post_form: Sends a form to the token endpoint; None = over a new connection.
-        now: A monotonic clock.
-        wall_time: Seconds since the epoch.
     Raises:
         ConfigError: The variable, file or program of a secret is missing, or the secret is invalid.
     """
@@ -84,9 +82,6 @@ class Credentials:
         self._keys = [TokenCache(source, noun="key", now=now, rng=rng) for source in sources]
         self._index = 0
         self._refused_keys: set[str] = set()  # since the last acceptance
-
-    def __repr__(self) -> str:
-        return f"<Credentials {self._token} {self._keys[self._index]}>"
 
     @property
     def token_expires_at(self) -> float | None:
@@ -162,9 +157,6 @@ class ClockSkew:
     def __init__(self) -> None:
         self.seconds = 0.0
         self._logged_s = 0.0
-
-    def __repr__(self) -> str:
-        return f"<ClockSkew {self.seconds:+.0f} s>"
 
     def note(self, date_header: str, wall_time: float) -> None:
         """

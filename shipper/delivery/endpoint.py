@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -23,17 +23,13 @@ __all__ = ["ConnectionSettings", "Endpoint", "NoAnswerError", "compress", "new_t
 # Below the four minutes after which a gateway's load balancer silently drops an idle connection.
 _IDLE_S: Final = 60.0
 USER_AGENT: Final = f"shipper/{__version__}"
-_REQUEST_IDS: Final = (b"x-ms-request-id", b"x-request-id", b"request-id")
 _FIELD: Final = re.compile(r"[^\x00-\x20\x7f](?:[^\x00-\x08\x0a-\x1f\x7f]*[^\x00-\x20\x7f])?")  # a header value
-_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
 class Endpoint:
     """
     Sends requests one at a time over one connection, which it renews from time to time.
 
-    Args:
-        now: Seconds on a monotonic clock.
     Raises:
         ConfigError: The CA bundle, a certificate or the proxy password cannot be used.
     """
@@ -72,9 +68,7 @@ class Endpoint:
 
         Args:
             path: Appended to the base URL.
-            authorization: Token and key.
-            traceparent: The `traceparent` header; empty = none.
-            encoding: The `Content-Encoding` header; empty = none.
+            traceparent, encoding: The headers `traceparent` and `Content-Encoding`; empty = none.
             max_answer_bytes: The body is truncated here; after a longer one, the connection is closed.
         Raises:
             NoAnswerError: There was no complete answer, or the authorization is not valid in a header.
@@ -91,12 +85,11 @@ class Endpoint:
             headers.append((b"Content-Encoding", encoding.encode("ascii")))
         await self._renew()
         try:
-            message = await self._connection.exchange(
+            return await self._connection.exchange(
                 method, f"{self._path_prefix}{path}".encode("ascii"), headers, body, max_answer_bytes=max_answer_bytes
             )
         finally:
             self._used_at = self._now()
-        return answer_of(message.status, message.headers, message.body)
 
     def _headers_with(self, authorization: Authorization) -> list[tuple[bytes, bytes]]:
         """Return the headers of all requests with an authorization; raise if it is not valid in a header."""
@@ -138,17 +131,3 @@ def compress(body: bytes) -> bytes:
 def new_traceparent(rng: Random) -> str:
     """Make the W3C Trace Context header of a new trace: version, trace id, span id, "sampled"."""
     return f"00-{rng.getrandbits(128) or 1:032x}-{rng.getrandbits(64) or 1:016x}-01"
-
-
-def answer_of(status: int, headers: Mapping[bytes, bytes], body: bytes) -> Answer:
-    """Make an `Answer` from a raw answer, whose header names are in lower case."""
-    texts = {name: value.decode("latin-1") for name, value in headers.items()}
-    request_id = next((texts[name] for name in _REQUEST_IDS if name in texts), "")
-    return Answer(
-        status=status,
-        content_type=texts.get(b"content-type", "").partition(";")[0].strip().lower(),
-        retry_after=texts.get(b"retry-after", ""),
-        body=body,
-        date=texts.get(b"date", ""),
-        request_id=request_id if _REQUEST_ID.fullmatch(request_id) else "",
-    )

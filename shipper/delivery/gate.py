@@ -58,7 +58,6 @@ class ConcurrencyLimit:
         Args:
             seconds: From sending the request to the complete answer.
             in_flight: Requests in flight when it was sent, including itself.
-            now: Seconds on a monotonic clock.
         """
 
     def note_congestion(self, *, started_at: float, now: float) -> None:

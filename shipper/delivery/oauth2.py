@@ -45,7 +45,6 @@ class OAuth2Source:
 
     Args:
         key: Dotted name of the settings table, such as `intake.oauth2`.
-        now, wall_time: A monotonic clock; seconds since the epoch.
     Raises:
         ConfigError: The client secret or the password is missing or invalid.
     """
@@ -68,9 +67,6 @@ class OAuth2Source:
         self._wall_time = wall_time
         for name, secret in self._secrets():
             check_secret(secret, key=f"{key}.{name}", is_for_header=False)
-
-    def __repr__(self) -> str:
-        return f"<OAuth2Source {self.key}>"
 
     def _secrets(self) -> list[tuple[str, Secret]]:
         named = [("client_secret", self._settings.client_secret), ("password", self._settings.password)]

@@ -9,10 +9,7 @@ is masked.
 from __future__ import annotations
 
 import re
-from base64 import urlsafe_b64decode
-from binascii import Error
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any, Final
 from unicodedata import normalize
 
@@ -21,6 +18,7 @@ from msgspec import Struct
 
 from shipper.config.secrets import MASK
 from shipper.delivery.credentials import Authorization
+from shipper.delivery.tokens import jwt_claims
 
 _CHARACTERS: Final = 160
 _SCANNED_CHARACTERS: Final = 2_000
@@ -97,7 +95,8 @@ def _is_plain(word: str) -> bool:
 def _values(authorization: Authorization, body: bytes) -> Iterator[str]:
     """Yield the values that must not be quoted, even if they consist of ordinary words."""
     yield from authorization
-    yield from _claims(authorization.token)
+    claims = jwt_claims(authorization.token, dict[str, Any]) or {}
+    yield from (str(claims[name]) for name in _CLAIMS if name in claims)
     if body:
         for event in msgspec.json.decode(body, type=_Body).events:
             yield from (
@@ -116,14 +115,6 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(inner)
     else:
         yield str(value)
-
-
-def _claims(token: str) -> Iterator[str]:
-    """Yield the personal claims of a token, if it is a JWT."""
-    with suppress(Error, ValueError, msgspec.MsgspecError, RecursionError):
-        payload = token.split(".")[1:2]
-        claims = msgspec.json.decode(urlsafe_b64decode("".join(payload) + "=="), type=dict[str, Any])
-        yield from (str(claims[name]) for name in _CLAIMS if name in claims)
 
 
 def _core(word: str) -> str:

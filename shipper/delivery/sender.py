@@ -115,18 +115,13 @@ class Sender:
     """
 
     def __init__(self, endpoint: Endpoint, shared: SharedState, index: int) -> None:
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._shared = shared
         self._gate = shared.gate
         self._index = index
         self._skew_due_at = 0.0
         self._quote: Callable[[str], str]  # for the last answer
         self._settled_tx: MemoryObjectSendStream[BatchResult]
-
-    @property
-    def certificate_expires_at(self) -> float | None:
-        """When the service's certificate expires, seconds since the epoch; None if there was none."""
-        return self._endpoint.certificate_expires_at
 
     async def run(
         self, batches_rx: MemoryObjectReceiveStream[Batch], settled_tx: MemoryObjectSendStream[BatchResult]
@@ -148,7 +143,7 @@ class Sender:
                 self._gate.finish()
             finally:
                 with anyio.move_on_after(1, shield=True):
-                    await self._endpoint.aclose()
+                    await self.endpoint.aclose()
 
     async def _deliver(self, batch: Batch) -> None:
         queue = deque([OutgoingBatch(batch)])
@@ -249,7 +244,7 @@ class Sender:
         outgoing.attempts += 1
         started_at = anyio.current_time()
         try:
-            answer = await self._endpoint.request(
+            answer = await self.endpoint.request(
                 "POST",
                 INTAKE_PATH,
                 _compressed(batch) if is_compressed else batch.body,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import binascii
 import copy
 import math
 from base64 import urlsafe_b64decode
 from collections.abc import Callable
 from contextlib import suppress
 from random import Random
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, TypeVar
 
 import anyio
 import msgspec
@@ -22,6 +21,8 @@ from shipper.delivery.waits import full_jitter_s
 from shipper.model.errors import ConfigError
 
 log = structlog.get_logger("delivery")
+
+T = TypeVar("T")
 
 LIFETIME_MAX_S: Final = 10 * 366 * 86_400.0  # longer lifetimes are mistakes, and could overflow a timer
 _FILE_INTERVAL_S: Final = 1.0
@@ -89,7 +90,6 @@ class TokenCache:
 
     Args:
         noun: Prefix of the log events.
-        now: A monotonic clock.
     """
 
     def __init__(
@@ -110,9 +110,6 @@ class TokenCache:
         self._due_at = -math.inf  # when `run` fetches
         self._rescheduled = anyio.Event()
         self._has_logged_expiry = False
-
-    def __repr__(self) -> str:
-        return f"<TokenCache {self.name} {'failing' if self._last_error else 'good' if self._token else 'empty'}>"
 
     @property
     def wall_expires_at(self) -> float | None:
@@ -222,8 +219,6 @@ class SecretSource:
     """
     Reads a secret of the settings: a constant, a file that may be replaced, or the output of a command.
 
-    Args:
-        now, wall_time: A monotonic clock; seconds since the epoch.
     Raises:
         ConfigError: The variable, file or program is missing, or the secret is invalid.
     """
@@ -237,9 +232,6 @@ class SecretSource:
         self._secret = secret
         self._now = now
         self._wall_time = wall_time
-
-    def __repr__(self) -> str:
-        return f"<SecretSource {self.key}>"
 
     async def fetch(self) -> Token:
         """Read the file, run the command, or return the constant."""
@@ -276,12 +268,13 @@ class _Claims(Struct):
 
 def expiry_claim(token: str) -> float | None:
     """Return the `exp` claim of a JWT (RFC 7519), seconds since the epoch, or None; the signature is not verified."""
-    parts = token.split(".")
-    if len(parts) != 3:
-        return None
-    try:
-        payload = urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4))
-        expiry = msgspec.json.decode(payload, type=_Claims).exp
-    except (binascii.Error, ValueError, msgspec.MsgspecError, RecursionError):
-        return None
+    claims = jwt_claims(token, _Claims) if token.count(".") == 2 else None
+    expiry = claims.exp if claims else None
     return expiry if expiry is not None and math.isfinite(expiry) and expiry > 0 else None
+
+
+def jwt_claims(token: str, type: type[T]) -> T | None:
+    """Decode the claims of a JWT, even of one without a signature; return None if it is none."""
+    with suppress(IndexError, ValueError, msgspec.MsgspecError, RecursionError):
+        return msgspec.json.decode(urlsafe_b64decode(token.split(".")[1] + "=="), type=type)
+    return None

@@ -75,17 +75,9 @@ def epoch_s(date: str) -> float | None:
 
 def full_jitter_s(attempt: int, *, initial_s: float, max_s: float, rng: Random) -> float:
     """
-    Draw the wait before the next attempt.
+    Draw the wait before the next attempt, seconds; `attempt` is the number of those made, at least 1.
 
-    Args:
-        attempt: Attempts already made, at least 1.
-        initial_s: Upper bound of the first wait, seconds.
-        max_s: Upper bound of every wait, seconds.
-    Returns:
-        Seconds, uniform in [0, min(max_s, initial_s * 2 ** (attempt - 1))].
-    Source:
-        "Exponential Backoff And Jitter", AWS Architecture Blog. The jitter is drawn below the cap; jitter added before
-        clamping would vanish at the cap.
+    As in "Exponential Backoff And Jitter", AWS Architecture Blog: jitter added before clamping would vanish at the cap.
     """
     assert attempt >= 1
     return rng.uniform(0, min(max_s, initial_s * 2 ** min(attempt - 1, 63)))

@@ -54,6 +54,10 @@ class Metadata(Struct, frozen=True, omit_defaults=True):
     mistakes: dict[str, int] = {}
     version: int = VERSION
 
+    def text(self) -> str:
+        """Return what is committed with the offset."""
+        return msgspec.json.encode(self).decode()
+
 
 class TotalsRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
@@ -72,16 +76,6 @@ class TotalsRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: int
     group: str = ""
     offset: int | None = None
-
-
-def metadata_text(
-    topic_id: str,
-    settled_until: float | None = None,
-    last: Position | None = None,
-    mistakes: Mapping[str, int] | None = None,
-) -> str:
-    """Encode the metadata of an offset."""
-    return msgspec.json.encode(Metadata(topic_id, settled_until, last, dict(mistakes or {}))).decode()
 
 
 def read_metadata(text: str | None) -> Metadata | None:

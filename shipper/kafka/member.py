@@ -1,22 +1,19 @@
 """
-A member of a consumer group: one thread owns the consumer, polls it, and handles rebalances.
+A member of a consumer group: one thread owns the consumer and polls it, which also lets the group move partitions.
 
 The thread puts chunks into a bounded queue, from which the pipeline takes them. While the queue is full, it pauses the
-partitions and continues polling, for hours if necessary: a member that does not poll is removed from its group. Before
-a rebalance continues, revoked partitions are handed over: records in flight may settle and are saved; after that, this
-process counts nothing of them.
+partitions and continues polling, for hours if necessary: a member that does not poll is removed from its group.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
-from contextlib import suppress
+from concurrent.futures import Future
 from functools import partial
-from itertools import count, groupby
-from typing import Any, Final, Protocol
+from itertools import groupby
+from typing import Any, Final
 
 import structlog
 from anyio import Event
@@ -26,32 +23,28 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaException, Message, T
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from shipper.config.settings import KafkaSettings
+from shipper.kafka.assignment import Assignment, AttachedPipeline, PipelineLink
 from shipper.kafka.client import (
-    FORBIDDEN,
     UNKNOWN_TOPIC,
     KafkaError,
     client_properties,
     consumer_properties,
     describe,
-    describe_refusal,
     error_of,
     name_taken_error,
-    required_right,
 )
-from shipper.kafka.documents import ledger_offsets, metadata_text
-from shipper.kafka.offsets import PartitionOffsets, Start, committed_offsets, diverged_at, read_offsets, start_of
-from shipper.kafka.stream import KafkaStream, Partition, Session, new_stream
-from shipper.model.errors import ConfigError, DeliveryGaveUpError, ShipperError
-from shipper.model.group import GroupState, Obstacle, PartitionState
-from shipper.model.records import Backlog, Checkpoint, Chunk, Stream
-from shipper.model.units import several
+from shipper.kafka.documents import Metadata
+from shipper.kafka.member_status import MemberStatus
+from shipper.kafka.offsets import committed_offsets
+from shipper.kafka.stream import KafkaStream, Partition
+from shipper.model.errors import DeliveryGaveUpError, ShipperError
+from shipper.model.records import Backlog, Checkpoint, Chunk
 
 log = structlog.get_logger("kafka")
 
 _FETCH_BYTES: Final = 3 << 18  # fetched at once, so that each partition yields one chunk
 _FETCH_MESSAGES_MAX: Final = 5000
 _POLL_S: Final = 0.05
-_RETRY_S: Final = 0.5
 _PAUSE_AFTER_S: Final = 1.0  # pausing discards fetched messages, so it is not worth it for short waits
 _QUEUED_BYTES: Final = 2 << 20
 _QUEUED_CHUNKS: Final = 64
@@ -59,17 +52,7 @@ _CALL_S: Final = 5.0
 _END_INTERVAL_S: Final = 1.0  # between queries of the ends of partitions: the headline is as current as they are
 _TOPIC_INTERVAL_S: Final = 30.0  # between queries of topic ids
 _RANGE_INTERVAL_S: Final = 0.5
-_MEMBERSHIP_INTERVAL_S: Final = 0.1
-_NO_GENERATION: Final = b"CGMDv2:\xff\xff\xff\xff"
 _CLOSE_S: Final = 10.0
-
-
-class AttachedPipeline(Protocol):
-    """The part of the pipeline that rebalances need."""
-
-    async def hand_over(self, streams: Sequence[Stream], *, wait_s: float, is_lost: bool) -> None: ...
-
-    async def save(self) -> None: ...
 
 
 class Member:
@@ -77,19 +60,16 @@ class Member:
     A group member as a source of the pipeline.
 
     Args:
-        now, wall_time: A monotonic clock; seconds since the epoch.
         ranges: The offsets to read; None = all, without end.
         give_up_after_s: Maximum wait for brokers that prevent reading `ranges`.
 
     Attributes:
         admin: Queries the brokers.
+        status: The counts and obstacles of this member.
+        assignment: The partitions of this process.
         unfinished: Once the group has settled all other ranges, the partitions whose ranges cannot be read to their
             end; None until then.
         failure: Why this process can no longer be a member; None while it can.
-        membership: The consumer's group metadata, which proves its generation to the brokers; None while this process
-            is not a member. Only the thread reads it, as the client blocks other callers while it polls.
-        transactions: Counts by outcome.
-        transaction_seconds: Total duration of committed transactions.
     """
 
     def __init__(
@@ -103,56 +83,50 @@ class Member:
         give_up_after_s: float = 0.0,
     ) -> None:
         self._settings = settings
-        self._max_record_bytes = max_record_bytes
         self._now = now
         self._wall_time = wall_time
         self._ranges = ranges
         self._give_up_after_s = give_up_after_s
+        self.status = MemberStatus(settings, wall_time=wall_time)
         properties = client_properties(settings)
         self.admin = AdminClient(properties)
         self._consumer = Consumer(properties | consumer_properties(settings) | {"error_cb": self._note_client_error})
         self._thread = threading.Thread(target=self._run, name="kafka", daemon=True)
-        self._portal: BlockingPortal | None = None
-        self._pipeline: AttachedPipeline | None = None
-        self._is_reading = self._is_closing = False
-
-        self._streams: dict[Partition, KafkaStream] = {}
-        self._next_stream_id = count(1).__next__
-        self._revoked: set[Partition] = set()  # by rebalances during the current call of `consume`
-        self._fetch_count = 1000  # messages per call of `consume`
-        self._is_paused = False
-        self._full_since: float | None = None
         self._wakeup = threading.Event()  # of the thread: the queue has room, the settings have changed, or the end
+        self._closing = threading.Event()
+        self._link = PipelineLink()
+        self.assignment = Assignment(
+            settings,
+            self._consumer,
+            self.admin,
+            self.status,
+            self._link,
+            ranges=ranges,
+            max_record_bytes=max_record_bytes,
+            now=now,
+            wall_time=wall_time,
+            wakeup=self._wakeup,
+            closing=self._closing,
+        )
+        self._is_reading = False
+        self._fetch_count = 1000  # messages per call of `consume`
+        self._full_since: float | None = None
         self._queue: deque[Chunk] = deque()
         self._arrived = Event()
         self._is_run_waiting = False
 
         self._answers: deque[Callable[[], None]] = deque()  # of the brokers, to be processed by the thread
         self._ends_queried_at = self._topics_queried_at = self._ranges_checked_at = now()
-        self._membership_read_at = -_MEMBERSHIP_INTERVAL_S
-        self._offsets_read_at = 0.0  # seconds since the epoch
         self._must_restart_stopped = False
         self._missing_topics: set[str] = set()
-        self._obstacles: dict[str, Obstacle] = {}
-        self._stopped_at: float | None = None
-        self._rebalances: Counter[str] = Counter(assigned=0, revoked=0, lost=0)
-        self._last_rebalance: tuple[str, float | None] = ("", None)
-        self._errors: Counter[str] = Counter()
-        self._tombstones_skipped = 0
         self.unfinished: set[Partition] | None = None
-        self.transactions: Counter[str] = Counter(committed=0, aborted=0, in_doubt=0)
-        self.transaction_seconds = 0.0
         self.failure: ShipperError | None = None
-        self.membership: object = None
-
-    def __repr__(self) -> str:
-        return f"<Member of {self._settings.group_id}: {len(self._streams)} partitions>"
 
     # For the event loop -----------------------------------------------------------------------------------------------
 
     def attach(self, portal: BlockingPortal, pipeline: AttachedPipeline) -> None:
         """Join the group; the pipeline takes part in rebalances, in the event loop of the portal."""
-        self._portal, self._pipeline = portal, pipeline
+        self._link.portal, self._link.pipeline = portal, pipeline
         self._is_reading = True  # now, not in `run`: resuming paused partitions takes a second
         self._thread.start()
 
@@ -196,20 +170,14 @@ class Member:
 
     def reconfigure(self, settings: KafkaSettings) -> None:
         """Apply a changed `on_gap`: the thread restarts stopped partitions if it now allows that."""
-        self._settings = settings
+        self._settings = self.assignment.settings = settings
         self._must_restart_stopped = True
         self._wakeup.set()
 
-    def note_committed(self, seconds: float) -> None:
-        """Count a transaction. It also proves the right to read, without which the brokers accept no offsets."""
-        self.transactions["committed"] += 1
-        self.transaction_seconds += seconds
-        self._obstacles.pop("broker_forbidden", None)
-
     def close(self) -> None:
         """Leave the group."""
-        self._portal = self._pipeline = None
-        self._is_closing = True
+        self._link.portal = self._link.pipeline = None
+        self._closing.set()
         self._wakeup.set()
         if self._thread.ident is not None:
             self._thread.join(_CLOSE_S)
@@ -218,59 +186,15 @@ class Member:
 
     def backlog(self) -> Backlog:
         """Return the state of this member."""
-        now_ms = self._wall_time() * 1000
-        streams = tuple(self._streams.values())
-        partitions = [self._partition_state(stream, now_ms) for stream in streams]
-        partitions.sort(key=lambda each: (each.state != "stopped", -each.lag_records, each.topic, each.partition))
-        obstacles = list(self._obstacles.values())
-        gaps = [partition.message for partition in partitions if partition.state == "stopped"]
-        self._stopped_at = (self._stopped_at or self._wall_time()) if gaps else None
-        if gaps:
-            more = f"; and {len(gaps) - 1} more partitions" if len(gaps) > 1 else ""
-            obstacles.append(Obstacle("input_gap", f"{gaps[0]}{more}", self._stopped_at or 0.0))
-        state = GroupState(
-            group=self._settings.group_id,
-            protocol=self._settings.group_protocol,
-            partitions=partitions,
-            rebalances=dict(self._rebalances),
-            tombstones_skipped=self._tombstones_skipped + sum(stream.tombstones_skipped for stream in streams),
-            transactions=dict(self.transactions),
-            transaction_seconds=round(self.transaction_seconds, 3),
-            broker_errors=dict(self._errors),
-            last_rebalance=self._last_rebalance[0],
-            last_rebalance_at=self._last_rebalance[1],
-            obstacles=obstacles,
-        )
-        return Backlog(group=state)
-
-    def _partition_state(self, stream: KafkaStream, now_ms: float) -> PartitionState:
-        oldest = stream.oldest_ms
-        return PartitionState(
-            topic=stream.topic,
-            partition=stream.partition,
-            offset=stream.next_offset,
-            end=None if stream.end is None else max(stream.end, stream.next_offset),
-            lag_records=stream.lag_records,
-            lag_seconds=0.0 if oldest is None or oldest < 0 else round(max(0.0, now_ms - oldest) / 1000, 3),
-            delivered_until=stream.settled_until,
-            state="stopped" if stream.stopped else "paused" if self._is_paused else "reading",
-            message=stream.stopped,
-        )
+        streams, is_paused = tuple(self.assignment.streams.values()), self.assignment.is_paused
+        return Backlog(group=self.status.state(streams, is_paused=is_paused))
 
     # The thread -------------------------------------------------------------------------------------------------------
 
-    def _subscribe(self) -> None:
-        self._consumer.subscribe(
-            list(self._settings.topics),
-            on_assign=self._assign,
-            on_revoke=partial(self._revoke, is_lost=False),
-            on_lost=partial(self._revoke, is_lost=True),
-        )
-
     def _run(self) -> None:
         try:
-            self._subscribe()
-            while not self._is_closing and self.failure is None:
+            self.assignment.subscribe()
+            while not self._closing.is_set() and self.failure is None:
                 self._poll_once()
         except ShipperError as error:
             self._fail(error)
@@ -280,66 +204,44 @@ class Member:
             log.exception("kafka_thread_failed")
             self._fail(ShipperError(f"the thread polling the brokers has failed: {error!r}"))
         finally:
-            if not self._is_closing and self.failure is None:  # the client raised an invalid exception
+            if not self._closing.is_set() and self.failure is None:  # the client raised an invalid exception
                 self._fail(ShipperError("the thread polling the brokers has failed"))
-            while not self._is_closing:
-                self._wait_for_wakeup(_POLL_S)
+            self._closing.wait()
             self._consumer.close()
 
     def _fail(self, error: ShipperError) -> None:
-        self.failure, self.membership = error, None
+        self.failure, self.assignment.membership = error, None
         self._notify()
-
-    def _wait_for_wakeup(self, limit_s: float) -> None:
-        self._wakeup.clear()
-        self._wakeup.wait(limit_s)
 
     def _poll_once(self) -> None:
         """Poll once, or wait until the queue has room."""
         if self._must_restart_stopped:
             self._must_restart_stopped = False
-            for stream in [stream for stream in self._streams.values() if stream.stopped]:
-                self._restart(stream)
+            for stream in [stream for stream in self.assignment.streams.values() if stream.stopped]:
+                self.assignment.restart(stream)
         if self._has_room():
             self._full_since = None
-            if self._is_paused:
-                self._pause(False)
-        elif not self._is_paused:
+            if self.assignment.is_paused:
+                self.assignment.pause(False)
+        elif not self.assignment.is_paused:
             self._full_since = self._full_since or self._now()
             if self._is_reading and self._now() < self._full_since + _PAUSE_AFTER_S:
                 self._wakeup.clear()
                 if not self._has_room():
                     self._wakeup.wait(_POLL_S)
                 return
-            self._pause(True)
-        self._revoked.clear()
+            self._full_since = None
+            self.assignment.pause(True)
+        self.assignment.revoked.clear()
         messages = self._consumer.consume(self._fetch_count, _POLL_S)
-        if self._now() >= self._membership_read_at + _MEMBERSHIP_INTERVAL_S:
-            self._membership_read_at, self.membership = self._now(), self._read_membership()
+        self.assignment.refresh_membership()
         self._enqueue(messages)
         self._query_brokers()
-
-    def _read_membership(self) -> object:
-        """
-        Return the group metadata of the consumer; None while it is not a member.
-
-        The brokers accept offsets from a client that claims no membership at all, and this client does so as soon as it
-        learns that it was removed.
-        """
-        metadata = self._consumer.consumer_group_metadata()
-        is_removed = bytes(metadata).startswith(_NO_GENERATION) or not self._consumer.memberid()
-        return None if is_removed else metadata
 
     def _has_room(self) -> bool:
         queued = tuple(self._queue)
         is_full = len(queued) >= _QUEUED_CHUNKS or sum(len(chunk.data) for chunk in queued) >= _QUEUED_BYTES
         return self._is_reading and not is_full
-
-    def _pause(self, is_paused: bool) -> None:
-        self._is_paused, self._full_since = is_paused, None
-        partitions = [TopicPartition(*key) for key, stream in self._streams.items() if not stream.is_halted]
-        if partitions:
-            (self._consumer.pause if is_paused else self._consumer.resume)(partitions)
 
     def _enqueue(self, messages: Sequence[Any]) -> None:
         """Queue messages in their order; those that may be of an earlier assignment are read again."""
@@ -352,13 +254,13 @@ class Member:
         for _, run in groupby(messages, key=Message.partition if has_one_topic else _key_of):
             group = [*run]
             by_partition.setdefault(_key_of(group[0]), []).extend(group)
-        for key in self._revoked & (by_partition.keys() | set(map(_key_of, events))):
+        for key in self.assignment.revoked & (by_partition.keys() | set(map(_key_of, events))):
             by_partition.pop(key, None)
-            if key in self._streams:
-                self._seek(self._streams[key])
+            if key in self.assignment.streams:
+                self.assignment.seek(self.assignment.streams[key])
         size = 0
         for key, group in by_partition.items():
-            if (stream := self._streams.get(key)) is not None and not stream.is_halted:
+            if (stream := self.assignment.streams.get(key)) is not None and not stream.is_halted:
                 chunks = stream.chunks(group)
                 size += sum(len(chunk.data) for chunk in chunks)
                 if self._is_reading:
@@ -367,7 +269,7 @@ class Member:
                     self._consumer.pause([TopicPartition(*key)])
         if by_partition:
             self._fetch_count = min(_FETCH_MESSAGES_MAX, 1 + _FETCH_BYTES * len(messages) // max(size, 1))
-            self._obstacles.pop("broker_forbidden", None)
+            self.status.remove_obstacle("broker_forbidden")
             self._notify()
         for event in events:
             self._handle_error(event.error(), _key_of(event), event.offset())
@@ -377,233 +279,33 @@ class Member:
             self._arrived.set()
 
         if self._is_run_waiting:
-            self._start_in_loop(set_arrived)
-
-    def _start_in_loop(self, function: Callable[..., Any], *arguments: object) -> Future[Any] | None:
-        """Start a coroutine function in the event loop; return None if the run has ended."""
-        if self._portal is None:
-            return None
-        try:
-            return self._portal.start_task_soon(function, *arguments)
-        except RuntimeError:
-            self._portal = None
-            return None
-
-    def _seek(self, stream: KafkaStream) -> None:
-        """Read a partition from its start."""
-        stream.eof = -1
-        try:
-            self._consumer.seek(_start_of(stream))
-        except KafkaException:  # the client has stopped reading it, or is still resolving its start offset
-            self._consumer.incremental_unassign([_start_of(stream)])
-            self._begin([stream])
-
-    def _begin(self, streams: Sequence[KafkaStream]) -> None:
-        """
-        Add partitions to the assignment, and read them from their starts.
-
-        The client checks a leader epoch when a partition is sought or the leader changes, but not when it is assigned.
-
-        Raises:
-            KafkaException: The client does not assign the partitions.
-        """
-        checked = [_start_of(stream) for stream in streams if stream.first_epoch >= 0]
-        halted = [_start_of(stream) for stream in streams if self._is_paused or stream.is_halted]
-        if paused := [*checked, *halted]:
-            self._consumer.pause(paused)  # fetch nothing before the check
-        self._consumer.incremental_assign([_start_of(stream) for stream in streams])
-        limit = self._now() + _CALL_S
-        for start in checked:
-            while not self._is_closing:
-                try:
-                    self._consumer.seek(start)
-                    break
-                except KafkaException:  # the assignment takes effect in another thread
-                    if self._now() >= limit:
-                        raise
-                    self._wait_for_wakeup(_POLL_S)
-        if reading := [start for start in checked if start not in halted]:
-            self._consumer.resume(reading)
+            self._link.start(set_arrived)
 
     # Errors -----------------------------------------------------------------------------------------------------------
 
     def _handle_error(self, error: KafkaError, key: Partition, offset: int | None) -> None:
-        stream = self._streams.get(key)
+        stream = self.assignment.streams.get(key)
         if error.code() == KafkaError._PARTITION_EOF:
-            if stream is not None and offset is not None and key not in self._revoked:
+            if stream is not None and offset is not None and key not in self.assignment.revoked:
                 stream.note_eof(offset)  # after a rebalance the partition is read again
         elif error.code() == KafkaError._AUTO_OFFSET_RESET and stream is not None:
-            self._restart(stream, reset=error)
+            self.assignment.restart(stream, reset=error)
         elif error.code() == KafkaError._MAX_POLL_EXCEEDED:
             log.warning("poll_interval_exceeded", message="the member did not poll for too long and rejoins the group")
         elif error.fatal() or error.code() == KafkaError._FATAL:
             raise self._fatal(error)
         else:
-            self.note_error(error, key[0] or "")
+            self.status.note_error(error, key[0] or "")
 
     def _note_client_error(self, error: KafkaError) -> None:
         if error.fatal():
             self._fail(self._fatal(error))
-        self.note_error(error)
+        self.status.note_error(error)
 
     def _fatal(self, error: KafkaError) -> ShipperError:
         if self._settings.group_instance_id and "fenced" in error.str():
             return name_taken_error(self._settings)
         return ShipperError(f"this process cannot join group {self._settings.group_id}: {describe(error)}")
-
-    def note_error(self, error: KafkaError, topic: str = "") -> None:
-        """Count a broker error; some are obstacles to reading. Thread-safe."""
-        settings = self._settings
-        self._errors[error.name()] += 1
-        if error.code() in FORBIDDEN:
-            self._add_obstacle(
-                "broker_forbidden", describe_refusal(settings, error, topic and required_right(settings, topic))
-            )
-        elif error.code() == KafkaError._ALL_BROKERS_DOWN:
-            self._add_obstacle("broker_unavailable", f"no broker of {', '.join(settings.brokers)} can be reached")
-        elif error.code() in UNKNOWN_TOPIC:
-            self._add_obstacle("input_gap", f"a topic of {', '.join(settings.topics)} does not exist: {error.str()}")
-
-    def _add_obstacle(self, reason: str, message: str) -> None:
-        if reason not in self._obstacles:
-            self._obstacles[reason] = Obstacle(reason, message, self._wall_time())
-            log.warning("reading_obstructed", reason=reason, message=message)
-
-    # Rebalances; called by the client within `consume` ----------------------------------------------------------------
-
-    def _assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        keys = [(partition.topic, partition.partition) for partition in partitions]
-        starts = self._find_starts(keys) if partitions else {}
-        for key, (offsets, start) in starts.items():
-            self._streams[key] = self._new_stream(offsets, start)
-        if not starts:  # this process is ending
-            consumer.incremental_assign(partitions)
-            return
-        self._begin([self._streams[key] for key in starts])
-        self._obstacles.clear()
-        self._note_rebalance("assigned", len(partitions))
-
-    def _revoke(self, consumer: Consumer, partitions: list[TopicPartition], *, is_lost: bool) -> None:
-        """Hand partitions over: unless they are lost, let records in flight settle, and save; then drop the streams."""
-        keys = {(partition.topic, partition.partition) for partition in partitions}
-        self._revoked |= keys
-        streams = [self._streams[key] for key in keys & self._streams.keys()]
-        self._hand_over(streams, is_lost=is_lost)
-        for stream in streams:
-            del self._streams[stream.topic_partition]
-            self._tombstones_skipped += stream.tombstones_skipped
-        consumer.resume(partitions)  # otherwise a paused partition would be paused when assigned again
-        consumer.incremental_unassign(partitions)
-        self._note_rebalance("lost" if is_lost else "revoked", len(keys))
-
-    def _hand_over(self, streams: Sequence[KafkaStream], *, is_lost: bool) -> None:
-        for stream in streams:
-            stream.is_ending = True
-        if self._portal is None or self._pipeline is None or not streams:
-            return
-        self.membership = self._read_membership()  # the new generation's, as the brokers refuse the old one
-        wait_s = self._settings.revoke_wait_seconds
-        done = self._start_in_loop(partial(self._pipeline.hand_over, streams, wait_s=wait_s, is_lost=is_lost))
-        if done is not None:
-            with suppress(CancelledError):
-                done.result()
-
-    def _note_rebalance(self, kind: str, partitions: int) -> None:
-        self._rebalances[kind] += partitions
-        self._last_rebalance = f"{several(partitions, 'partition')} {kind}", self._wall_time()
-        self._membership_read_at = -_MEMBERSHIP_INTERVAL_S  # the membership has changed
-        log.info("partitions_moved", message=self._last_rebalance[0], partitions=len(self._streams))
-
-    # Start offsets --------------------------------------------------------------------------------------------------
-
-    def _find_starts(self, keys: Sequence[Partition]) -> dict[Partition, tuple[PartitionOffsets, Start]]:
-        """Query where to begin until the brokers answer, as nothing may be read before; return {} if closed."""
-        while not self._is_closing:
-            self._offsets_read_at = self._wall_time()
-            try:
-                offsets = read_offsets(self.admin, self._settings, sorted({key[0] for key in keys}), _CALL_S)
-                selected = {key: offsets[key] for key in keys}
-                if any(partition.committed is None for partition in selected.values()):
-                    selected = self._fill_from_ledger(selected)
-                return {key: (partition, start_of(partition, self._settings)) for key, partition in selected.items()}
-            except (KafkaException, TimeoutError, ConfigError) as exception:  # a changed secret may be unreadable
-                error = error_of(exception)
-                self.note_error(error)
-                log.warning("offsets_unknown", error=describe(error))
-                self._wait_for_wakeup(_RETRY_S)
-        return {}
-
-    def _fill_from_ledger(self, offsets: Mapping[Partition, PartitionOffsets]) -> dict[Partition, PartitionOffsets]:
-        """Fill in missing committed offsets of the group from the ledger or the start of the ranges."""
-        saved = ledger_offsets(self._settings)
-        known = {topic_id for topic_id, _ in saved}
-
-        def fill(partition: PartitionOffsets) -> PartitionOffsets:
-            if partition.committed is not None:
-                return partition
-            first = None if self._ranges is None else self._range(partition).start
-            return partition._replace(
-                committed=saved.get((partition.topic_id, partition.partition), first),
-                is_topic_known=partition.is_topic_known or partition.topic_id in known,
-            )
-
-        return {key: fill(partition) for key, partition in offsets.items()}
-
-    def _range(self, offsets: PartitionOffsets) -> range:
-        assert self._ranges is not None
-        return self._ranges.get((offsets.topic, offsets.partition), range(offsets.high, offsets.high))
-
-    def _new_stream(self, offsets: PartitionOffsets, start: Start) -> KafkaStream:
-        stream = new_stream(
-            stream_id=self._next_stream_id(),
-            path=f"{offsets.topic}/{offsets.partition}",
-            topic=offsets.topic,
-            partition=offsets.partition,
-            topic_id=offsets.topic_id,
-            first=start.offset,
-            first_epoch=start.epoch,
-            end=offsets.high,
-            until=None if self._ranges is None else self._range(offsets).stop,
-            session=Session(),
-            stopped=start.gap if start.is_stopped else "",
-            max_record_bytes=self._max_record_bytes,
-            skips_tombstones=self._settings.tombstones == "skip",
-        )
-        if not start.gap:
-            stream.settled_until, stream.saved_mistakes = offsets.settled_until, dict(offsets.mistakes or {})
-            stream.mistakes = stream.saved_mistakes
-            stream.note_end(offsets.high, self._offsets_read_at)
-        if start.is_stopped:
-            log.error("partition_stopped", message=start.gap)
-        elif start.gap:
-            stream.unreachable = start.missing
-            log.error("source_unreachable", message=start.gap, records=start.missing)
-        return stream
-
-    def _restart(self, stream: KafkaStream, *, is_lost: bool = False, reset: KafkaError | None = None) -> None:
-        """Restart a partition after a gap, which `reset` describes, a recreated topic, or a change of `on_gap`."""
-        if self._portal is None:
-            return
-        self._hand_over([stream], is_lost=is_lost)
-        starts = self._find_starts([stream.topic_partition])
-        if not starts:
-            return
-        offsets, start = starts[stream.topic_partition]
-        if offsets.topic_id != stream.topic_id:  # the brokers have deleted the group's offset with the old topic
-            offsets = offsets._replace(committed=stream.next_offset, committed_to=stream.topic_id)
-            start = start_of(offsets, self._settings)
-        elif reset is not None:  # the client has checked the epoch
-            at = diverged_at(reset.str())
-            offsets = offsets._replace(diverged_at=at, last=None if at is None else offsets.last)
-            start = start_of(offsets, self._settings)._replace(epoch=-1)
-        self._streams[stream.topic_partition] = new = self._new_stream(offsets, start)
-        self._tombstones_skipped += stream.tombstones_skipped
-        self._seek(new)
-        partition = TopicPartition(*stream.topic_partition)
-        if new.is_halted:
-            self._consumer.pause([partition])
-        elif not self._is_paused:
-            self._consumer.resume([partition])
 
     # Periodic queries -------------------------------------------------------------------------------------------------
 
@@ -614,9 +316,9 @@ class Member:
             self._answers.popleft()()
         if self._ranges is not None and self._is_reading:
             self._check_ranges(self._ranges, now)
-        if now >= self._ends_queried_at + _END_INTERVAL_S and self._streams:
+        if now >= self._ends_queried_at + _END_INTERVAL_S and self.assignment.streams:
             self._ends_queried_at, at = now, self._wall_time()
-            wanted = {TopicPartition(*key): OffsetSpec.latest() for key in self._streams}
+            wanted = {TopicPartition(*key): OffsetSpec.latest() for key in self.assignment.streams}
             level = IsolationLevel.READ_COMMITTED
             for partition, end in self.admin.list_offsets(
                 wanted, isolation_level=level, request_timeout=_CALL_S
@@ -636,11 +338,11 @@ class Member:
         try:
             end = answer.result().offset
         except KafkaException as exception:
-            self._errors[error_of(exception).name()] += 1
+            self.status.count_error(error_of(exception))
             return
-        self._obstacles.pop("broker_unavailable", None)
-        if key in self._streams:
-            self._streams[key].note_end(end, at)
+        self.status.remove_obstacle("broker_unavailable")
+        if key in self.assignment.streams:
+            self.assignment.streams[key].note_end(end, at)
 
     def _check_topic_id(self, topic: str, answer: Future[Any]) -> None:
         """Detect a topic that was deleted or recreated."""
@@ -648,27 +350,27 @@ class Member:
             topic_id = str(answer.result().topic_id)
         except KafkaException as exception:
             error = error_of(exception)
-            self.note_error(error)
+            self.status.note_error(error)
             if error.code() in UNKNOWN_TOPIC:
                 self._missing_topics.add(topic)
             return
         self._missing_topics.discard(topic)
         if not self._missing_topics:
-            self._obstacles.pop("input_gap", None)
-        for stream in [stream for stream in self._streams.values() if stream.topic == topic]:
+            self.status.remove_obstacle("input_gap")
+        for stream in [stream for stream in self.assignment.streams.values() if stream.topic == topic]:
             if stream.topic_id != topic_id and not stream.stopped:
-                self._restart(stream, is_lost=True)
+                self.assignment.restart(stream, is_lost=True)
 
     def _check_ranges(self, ranges: Mapping[Partition, range], now: float) -> None:
         """Check whether the group has settled the ranges, once this member has nothing left to do."""
-        obstacle = min(self._obstacles.values(), key=lambda obstacle: obstacle.since, default=None)
+        obstacle = self.status.oldest_obstacle()
         if obstacle is not None and self._wall_time() >= obstacle.since + self._give_up_after_s:
             raise DeliveryGaveUpError(obstacle.message)
-        streams = self._streams.values()
-        if self.membership is None or any(stream.blocks or not stream.is_halted for stream in streams):
+        streams = self.assignment.streams.values()
+        if self.assignment.membership is None or any(stream.blocks or not stream.is_halted for stream in streams):
             self._ranges_checked_at = now  # check without delay once this member is done
-            if all(stream.is_halted for stream in streams) and self._pipeline is not None:
-                self._start_in_loop(self._pipeline.save)
+            if all(stream.is_halted for stream in streams) and self._link.pipeline is not None:
+                self._link.start(self._link.pipeline.save)
             return
         if now < self._ranges_checked_at:
             return
@@ -680,22 +382,20 @@ class Member:
             at_range_end = [stream for stream in streams if stream.topic_partition in unsettled and not stream.stopped]
             if at_range_end:
                 offsets = [
-                    TopicPartition(*stream.topic_partition, stream.until or 0, metadata=metadata_text(stream.topic_id))
+                    TopicPartition(
+                        *stream.topic_partition, stream.until or 0, metadata=Metadata(stream.topic_id).text()
+                    )
                     for stream in at_range_end
                 ]
                 self._consumer.commit(offsets=offsets, asynchronous=False)
         except KafkaException as exception:
-            self.note_error(error_of(exception))
+            self.status.note_error(error_of(exception))
             return
-        self._obstacles.pop("broker_unavailable", None)
+        self.status.remove_obstacle("broker_unavailable")
         unsettled -= {stream.topic_partition for stream in at_range_end}
-        if unsettled <= self._streams.keys():
+        if unsettled <= self.assignment.streams.keys():
             self.unfinished = unsettled
             self._notify()
-
-
-def _start_of(stream: KafkaStream) -> TopicPartition:
-    return TopicPartition(*stream.topic_partition, stream.first, leader_epoch=stream.first_epoch)
 
 
 def _key_of(message: Any) -> Partition:

@@ -33,7 +33,7 @@ from shipper.kafka.client import (
     producer_properties,
     required_right,
 )
-from shipper.kafka.documents import add_checkpoints, letter_document, metadata_text, produce
+from shipper.kafka.documents import Metadata, add_checkpoints, letter_document, produce
 from shipper.kafka.member import Member
 from shipper.kafka.offsets import Selection
 from shipper.kafka.stream import KafkaStream, Session
@@ -83,7 +83,6 @@ class TransactionStore:
     Args:
         name: The transactional id.
         member: Provides the group membership, and counts transactions.
-        now: A monotonic clock, seconds.
     Raises:
         StateUnwritableError: The brokers do not begin a transaction.
         StateInUseError: Another member has the same `group_instance_id`.
@@ -95,7 +94,7 @@ class TransactionStore:
         self._settings = settings
         self._member = member
         self._now = now
-        common = client_properties(settings, on_error=member.note_error)
+        common = client_properties(settings, on_error=member.status.note_error)
         self._properties = common | producer_properties(name, max_record_bytes)
         self._delivery_error: KafkaError | None = None
         self._is_name_taken = False  # a new producer would fence the other member
@@ -149,7 +148,7 @@ class TransactionStore:
             crash_point("save.done")
             if not is_committed:
                 return SaveResult([], requested)
-            self._member.note_committed(self._now() - started_at)
+            self._member.status.note_committed(self._now() - started_at)
             for stream, session, mistakes in pending.sessions:
                 stream.saved_mistakes = mistakes
                 stream.session = Session() if len(session.sums) > _SESSION_KEYS_MAX else session
@@ -164,7 +163,7 @@ class TransactionStore:
 
     def _begin_transaction(self, checkpoints: Sequence[Checkpoint], now_s: float) -> _Pending | None:
         """Begin a transaction and write its contents; return None if a rebalance is due."""
-        membership = self._member.membership
+        membership = self._member.assignment.membership
         if membership is None:
             return None
         if self._is_name_taken:
@@ -193,7 +192,8 @@ class TransactionStore:
                     produce(producer, topic, documents, self._note_delivery)
                 position = stream.position_at(group[-1].end_offset)
                 last = stream.message_end(group[-1].end_offset)
-                metadata = metadata_text(stream.topic_id, stream.settled_until_with(position), last, mistakes)
+                settled_until = stream.settled_until_with(position)
+                metadata = Metadata(stream.topic_id, settled_until, last, dict(mistakes)).text()
                 offsets.append(TopicPartition(*stream.topic_partition, position, metadata=metadata))
             crash_point("save.written")
             flush(producer, _CALL_S)
@@ -204,7 +204,7 @@ class TransactionStore:
             )
             crash_point("save.commit")
         except TimeoutError:
-            self._member.transactions["aborted"] += 1
+            self._member.status.transactions["aborted"] += 1
             self._producer = None  # the brokers abort its transaction once another producer uses its id
             raise StateUnwritableError(
                 f"the brokers do not accept the offsets of group {self._settings.group_id}; shipper retries",
@@ -245,7 +245,7 @@ class TransactionStore:
         except KafkaException as exception:
             error = error_of(exception)
             if error.retriable():
-                self._member.transactions["in_doubt"] += 1
+                self._member.status.transactions["in_doubt"] += 1
                 raise StateUnwritableError(
                     f"the brokers do not say whether a transaction of group {self._settings.group_id} is committed "
                     f"({describe(error)}); shipper asks again",
@@ -263,7 +263,7 @@ class TransactionStore:
         Raises:
             StateUnwritableError, StateInUseError: Any other reason.
         """
-        self._member.transactions["aborted"] += 1
+        self._member.status.transactions["aborted"] += 1
         if error.code() in _REBALANCING:
             message = "harmless: the group is moving partitions; the records are saved later, or sent by the next owner"
             log.info("transaction_aborted", error=describe(error), message=message)
@@ -339,7 +339,6 @@ def open_group(
     Connect to the brokers, and leave the group at the end. The member joins it once a pipeline is attached.
 
     Args:
-        now, wall_time: A monotonic clock; seconds since the epoch.
         selection: What to read; None = everything, without end.
     Raises:
         SourceError: The selection does not exist.

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from msgspec import Struct, field
 
-from shipper.model.records import RECORD_GAP_BYTES, Checkpoint, Chunk, LedgerKey, Rejection, Stream
+from shipper.model.framing import BLANKS
+from shipper.model.records import RECORD_GAP_BYTES, Checkpoint, Chunk, LedgerKey, Rejection, Stream, StreamKind
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -37,7 +38,6 @@ CHUNK_BYTES: Final = 1 << 20
 # Not 0: a byte-order mark at the start of a stream is not part of a record.
 START_OFFSET: Final = 1
 _NO_RECORD: Final = b"-"  # replaces a value without a record; it is not JSON, so it becomes a dead letter
-_BLANKS: Final = b" \t\r\n\0"
 _SECOND: Final = itemgetter(1)
 _FRAME_BYTES: Final = 5  # of a schema registry: a zero byte and a schema id
 
@@ -135,6 +135,8 @@ class KafkaStream(Stream, kw_only=True):
         saved_mistakes: Consecutive rejections, by rule, right before the saved offset.
     """
 
+    kind: StreamKind = "kafka"
+    read_offset: int = START_OFFSET
     topic: str
     partition: int
     topic_id: str
@@ -151,7 +153,7 @@ class KafkaStream(Stream, kw_only=True):
     skips_tombstones: bool = False
     tombstones_skipped: int = 0
     saved_mistakes: dict[str, int] = field(default_factory=dict)
-    blocks: deque[_Block]
+    blocks: deque[_Block] = field(default_factory=deque)
 
     @property
     def topic_partition(self) -> Partition:
@@ -304,11 +306,6 @@ class KafkaStream(Stream, kw_only=True):
             self.mark = end, at
 
 
-def new_stream(**fields: object) -> KafkaStream:
-    """Create the stream of an assigned partition."""
-    return KafkaStream(kind="kafka", read_offset=START_OFFSET, blocks=deque(), **fields)  # type: ignore[arg-type]
-
-
 def _epoch_of(message: Message) -> int:
     epoch = message.leader_epoch()
     return -1 if epoch is None else epoch
@@ -355,7 +352,7 @@ def without_frame(value: bytes) -> bytes:
 
 def has_record(value: bytes | None) -> bool:
     """Return whether there is anything to send."""
-    return value is not None and bool(value.strip(_BLANKS))
+    return value is not None and bool(value.strip(BLANKS))
 
 
 def explain(value: bytes | None) -> str:

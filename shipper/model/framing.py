@@ -23,7 +23,9 @@ WIRE_COLUMNS: Final = frozenset(name.casefold() for name in ActivityEvent.__stru
 # In the spool, follows the beginning of an overlong line; the length of the line follows once known.
 CUT_MARK: Final = b"\0\0cut:"
 
-_BLANKS: Final = b" \t\r\n\0"
+# Around records: zeros fill the holes of a sparse file.
+BLANKS: Final = b" \t\r\n\0"
+
 _DELIMITERS: Final = ",;\t|"
 _SNIFFED_BYTES: Final = 65_536
 _HEAD_BYTES_MAX: Final = 1024
@@ -355,9 +357,9 @@ def sniff(head: bytes, *, is_whole: bool, delimiter: str = "", columns: Containe
         delimiter: Empty = the most frequent of comma, semicolon, tab and bar.
         columns: Case-folded names by which a header is recognised.
     """
-    text = head.removeprefix(codecs.BOM_UTF8).lstrip(_BLANKS)
+    text = head.removeprefix(codecs.BOM_UTF8).lstrip(BLANKS)
     if text.startswith(b"["):
-        first = text[1:].lstrip(_BLANKS)[:1]  # a line of a log may begin with [INFO] or [2026-11-01 10:00:00]
+        first = text[1:].lstrip(BLANKS)[:1]  # a line of a log may begin with [INFO] or [2026-11-01 10:00:00]
         if first in {b"{", b"]"} or (not first and is_whole):
             return "batch"
         if not first and len(text) < _SNIFFED_BYTES:
@@ -414,7 +416,7 @@ def parse_cut_record(raw: bytes) -> tuple[bytes, int] | None:
 def is_object(text: bytes) -> bool:
     """Return whether a text is one complete JSON object, judging by its braces."""
     start = _skip_blanks(text, 0)
-    return text.startswith(b"{", start) and _OpenValue(start, text).end_in(text) == len(text.rstrip(_BLANKS))
+    return text.startswith(b"{", start) and _OpenValue(start, text).end_in(text) == len(text.rstrip(BLANKS))
 
 
 def _find_repeated(names: Sequence[str]) -> tuple[int, int] | None:
@@ -435,7 +437,7 @@ def _may_have_newlines_in_quotes(data: bytes) -> bool:
 
 
 def _skip_blanks(data: bytes | bytearray, at: int) -> int:
-    blanks = _BLANK.match(data, at) if at < len(data) and data[at] in _BLANKS else None
+    blanks = _BLANK.match(data, at) if at < len(data) and data[at] in BLANKS else None
     return blanks.end() if blanks else at
 
 

@@ -202,7 +202,7 @@ class ReplayStream(Stream, kw_only=True):
 
 class Backlog(Struct, frozen=True, kw_only=True):
     """
-    The backlog of a source.
+    The backlog of a source. Snapshots have the same fields.
 
     Attributes:
         lag_bytes: Known bytes that are not settled.
@@ -211,17 +211,17 @@ class Backlog(Struct, frozen=True, kw_only=True):
         unreachable_bytes: Of inputs that were gone before this run could read them.
         unmatched: Messages about patterns that no file matches.
         unreadable: Messages about files that cannot be read; limited in number.
-        is_known: False until the first scan for inputs.
+        has_scanned: False until the first scan for inputs.
     """
 
     lag_bytes: int = 0
     spool_bytes: int = 0
     total_bytes: int | None = None
     unreachable_bytes: int = 0
-    unmatched: Sequence[str] = ()
-    unreadable: Sequence[str] = ()
+    unmatched: list[str] = []
+    unreadable: list[str] = []
     unreadable_count: int = 0
-    is_known: bool = True
+    has_scanned: bool = True
     group: GroupState | None = None
 
 

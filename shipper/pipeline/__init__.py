@@ -11,9 +11,3 @@ The pipeline: connects, stops and observes the stages.
     control     requests of other commands
     reload      settings that can change during a run
 """
-
-from shipper.model.records import Summary
-from shipper.pipeline.pipeline import Pipeline, Signals, Source
-from shipper.pipeline.reload import ReloadHooks
-
-__all__ = ["Pipeline", "ReloadHooks", "Signals", "Source", "Summary"]

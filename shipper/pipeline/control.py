@@ -28,7 +28,7 @@ from shipper.model.records import Summary
 from shipper.model.version import __version__
 from shipper.pipeline.erasure import Erasure
 from shipper.pipeline.opening import OpenState
-from shipper.pipeline.pipeline import Pipeline
+from shipper.pipeline.pipeline import Pipeline, poll_until
 from shipper.sources.replay import Replay
 from shipper.sources.segments import segments_in
 from shipper.state.letters import Selection, open_letters
@@ -44,7 +44,6 @@ _REQUEST_LIMIT_S: Final = 5.0
 _SEND_LIMIT_S: Final = 5.0
 _ACCEPT_RETRY_S: Final = 0.1  # when no file descriptor is free
 _PROBE_LIMIT_S: Final = 10.0
-_POLL_S: Final = 0.02
 _END_LIMIT_S: Final = 5.0
 _FILE_LIMIT_S: Final = 5.0
 _UNFINISHED, _IN_USE = 4, 5  # exit codes
@@ -184,10 +183,7 @@ class _Control:
 
     async def until_idle(self) -> None:
         """Wait until all requests are answered."""
-        while True:
-            if not self._active_requests:
-                break
-            await anyio.sleep(_POLL_S)
+        await poll_until(lambda: not self._active_requests)
 
     async def _serve_client(self, stream: ByteStream) -> None:
         self._clients += 1
@@ -229,17 +225,14 @@ class _Control:
     async def _probe(self, client: _Client) -> tuple[str, int]:
         pipeline, process = self._pipeline, f"process {os.getpid()}"
         pauses = pipeline.pauses
-        if not pauses and not pipeline.is_failing:
+        if not pauses and pipeline.senders.gate.failing_since is None:
             return f"{process} is not paused: there is nothing to retry", 0
         pipeline.retry()
         if not pauses:
             return f"{process} was waiting for its next attempt; it tries again now", 0
         await client.answer(f"{process} was {_describe_pauses(pauses)}; it tries again now")
         with anyio.move_on_after(_PROBE_LIMIT_S):
-            while True:
-                if not pipeline.is_probing:
-                    break
-                await anyio.sleep(_POLL_S)
+            await poll_until(lambda: not pipeline.is_probing)
         if not (pauses := pipeline.pauses):
             return "delivery has resumed", 0
         if pipeline.is_probing:
@@ -296,7 +289,7 @@ class _Control:
                 letters = erasure.erase(data) if request.is_confirmed else len(data.letters)
                 return EraseResult(letters, data.doubtful)
 
-            await client.answer(code=0, content=await self._pipeline.between_saves(work))
+            await client.answer(code=0, content=await self._pipeline.settlement.between_saves(work))
 
     @contextmanager
     def _busy(self, refusal: str, *, is_possible: bool = True) -> Iterator[None]:

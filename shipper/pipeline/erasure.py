@@ -15,7 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from shipper.codec import Codec, first_record
+from shipper.codec.codec import Codec, first_record
 from shipper.config.settings import Settings
 from shipper.model.errors import StateError
 from shipper.model.framing import LINES, Framing, csv_rows

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import anyio
 import structlog
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from shipper.model.records import Backlog
 from shipper.pipeline.packer import Hold
 from shipper.pipeline.senders import SenderPool
 from shipper.pipeline.settlement import Settlement
+from shipper.sources.joined import Source
 from shipper.status.live import Live, PastPause, Pause, Phase
 from shipper.status.logs import take_left_out
 from shipper.status.pauses import ADVICE
@@ -23,13 +24,6 @@ log = structlog.get_logger("pipeline")
 SNAPSHOT_INTERVAL_S: Final = 1.0
 _REPORT_INTERVAL_S: Final = 30.0
 _RATE_WINDOW_S: Final = 10.0
-
-
-class _Source(Protocol):
-    @property
-    def is_exhausted(self) -> bool: ...
-
-    def backlog(self) -> Backlog: ...
 
 
 class _Progress(NamedTuple):
@@ -52,7 +46,7 @@ class Observer:
         self,
         live: Live,
         *,
-        source: _Source,
+        source: Source,
         hold: Hold,
         senders: SenderPool,
         settlement: Settlement,
@@ -107,30 +101,20 @@ class Observer:
         if latencies := counts.take_latencies():
             p50, p95 = _quantile(latencies, 0.5), _quantile(latencies, 0.95)
         pauses = self._pauses(now, wall_now, backlog)
+        group = backlog.group and replace(backlog.group, handed_over=settlement.handed_over)
         return replace(
             before,
             phase=self.phase,
             at=wall_now,
             outcome=outcome,
             input_ended=self._source.is_exhausted,
-            read=totals.read,
-            accepted=totals.accepted,
-            dead_lettered=totals.dead_lettered,
-            duplicates=totals.duplicates,
-            pending=totals.pending,
+            **asdict(totals),
+            **asdict(replace(backlog, group=group)),
             dead_letters=settlement.acks.reasons.copy(),
             settled_bytes=settlement.settled_bytes,
-            total_bytes=backlog.total_bytes,
             accepted_per_second=round((totals.accepted - earliest.accepted) / seconds, 1),
             settled_bytes_per_second=round((settlement.settled_bytes - earliest.settled_bytes) / seconds, 1),
-            lag_bytes=backlog.lag_bytes,
-            unmatched=list(backlog.unmatched),
-            unreadable=list(backlog.unreadable),
-            unreadable_count=backlog.unreadable_count,
-            has_scanned=backlog.is_known,
-            spool_bytes=backlog.spool_bytes,
             oldest_unsettled_seconds=self._oldest_unsettled_s(now),
-            unreachable_bytes=backlog.unreachable_bytes,
             last_accepted_at=wall_now if totals.accepted > before.accepted else before.last_accepted_at,
             commits=settlement.commits,
             batches=counts.batches,
@@ -148,7 +132,6 @@ class Observer:
             last_pause=self._last_pause(pauses, wall_now),
             reload_error=self.reload_error,
             restart_needed=self.restart_needed,
-            group=backlog.group and replace(backlog.group, handed_over=settlement.handed_over),
         )
 
     def _earliest_progress(self, progress: _Progress) -> _Progress:
@@ -159,17 +142,18 @@ class Observer:
         return self._progress[0]
 
     def _oldest_unsettled_s(self, now: float) -> float | None:
-        since = [at for at in (self._settlement.acks.oldest_at, self._settlement.blocked_since) if at is not None]
+        oldest_at, blockage = self._settlement.acks.oldest_at, self._settlement.blockage
+        since = [at for at in (oldest_at, blockage and blockage.since) if at is not None]
         return round(now - min(since), 3) if since else None
 
     def _pauses(self, now: float, wall_now: float, backlog: Backlog) -> list[Pause]:
         pauses = self._senders.pauses(now, wall_now) + self._hold.pauses(now, wall_now)
         obstacles = backlog.group.obstacles if backlog.group else ()
         group = [Pause(item.reason, item.message, ADVICE[item.reason], item.since) for item in obstacles]
-        obstacle, since = self._settlement.obstacle, self._settlement.blocked_since
-        if since is not None and obstacle.reason not in {pause.reason for pause in group}:
-            advice = ADVICE.get(obstacle.reason, "")
-            group.append(Pause(obstacle.reason, obstacle.message, advice, round(wall_now - (now - since), 3)))
+        blockage = self._settlement.blockage
+        if blockage is not None and blockage.reason not in {pause.reason for pause in group}:
+            since = round(wall_now - (now - blockage.since), 3)
+            group.append(Pause(blockage.reason, blockage.message, ADVICE.get(blockage.reason, ""), since))
         return pauses + group
 
     def _last_pause(self, pauses: list[Pause], wall_now: float) -> PastPause | None:

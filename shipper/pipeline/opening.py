@@ -52,7 +52,6 @@ class OpenState(NamedTuple):
 
         Args:
             origin: Input to spool: a file descriptor, another input, or None.
-            wall_time: Seconds since the epoch.
             form: Format of the records from a file descriptor.
             give_up_after_s: How long to wait for room on the disk.
         """

@@ -21,7 +21,10 @@ import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from shipper.codec import MESSAGES, Codec, is_future_timestamp, key_of, latest_timestamp
+from shipper.codec.codec import Codec
+from shipper.codec.dedupe import key_of
+from shipper.codec.judge import is_future_timestamp
+from shipper.codec.rules import MESSAGES, latest_timestamp
 from shipper.config.settings import Settings
 from shipper.delivery.credentials import ClockSkew
 from shipper.delivery.gate import FAIL_FAST_S
@@ -58,7 +61,6 @@ class Packer:
     Args:
         hold: Holds input back; None = this packer runs beside the main one, and neither holds input back nor records
             its position for the next start.
-        wall_time: Seconds since the epoch.
         suspects: By input, the places of records that an earlier process got stuck on.
 
     Attributes:
@@ -314,9 +316,6 @@ class Hold:
         self._reason: HoldReason | None = None
         self._since = 0.0
         self.mistakes = MistakeCounter(settings.records.mistake_limit)
-
-    def __repr__(self) -> str:
-        return f"<Hold {self._reason.reason if self._reason else 'free'}>"
 
     def pauses(self, now: float, wall_now: float) -> list[Pause]:
         """Return why input is held back; empty if it is not."""

@@ -15,7 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from random import Random
-from typing import Final, Protocol, TypeVar
+from typing import Final
 
 import anyio
 import structlog
@@ -24,12 +24,11 @@ from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 from msgspec.structs import asdict, replace
 
-from shipper.codec import new_window
+from shipper.codec.dedupe import new_window
 from shipper.config.settings import RecordsSettings, Settings, require_endpoint
 from shipper.delivery.credentials import NoTokenError
 from shipper.model.errors import ConfigError, DeliveryGaveUpError, StateInUseError, first_of
 from shipper.model.records import (
-    Backlog,
     Batch,
     BatchResult,
     Checkpoint,
@@ -47,6 +46,7 @@ from shipper.pipeline.reload import ReloadHooks, reload_settings
 from shipper.pipeline.replaying import ReplayRun
 from shipper.pipeline.senders import SenderPool
 from shipper.pipeline.settlement import Settlement, StateStore
+from shipper.sources.joined import Source
 from shipper.sources.replay import Replay
 from shipper.status.headline import notices
 from shipper.status.live import Live, Pause
@@ -56,7 +56,6 @@ from shipper.system.work import StuckPlace
 
 log = structlog.get_logger("pipeline")
 
-T = TypeVar("T")
 Signals = AbstractContextManager[AsyncIterator[signal.Signals]]
 
 _BATCH_BUFFER: Final = 8
@@ -65,36 +64,19 @@ _LAST_SAVE_LIMIT_S: Final = 30.0  # a disk that takes longer is hanging
 _READING_SHARE: Final = 0.8  # of the drain timeout; the rest is for delivering what was read
 
 
-class Source(Protocol):
-    """The first stage."""
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether all input has been read."""
-
-    async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
-        """Send chunks, in order for each stream, until the input ends or the task is cancelled."""
-
-    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
-        """Apply saved checkpoints; only the source updates those of its streams."""
-
-    def backlog(self) -> Backlog:
-        """Return the backlog; called every second, so it must be cheap."""
-
-
 class Pipeline:
     """
     One run from a source to the service.
 
     Args:
         is_one_shot: The input has an end, and the run gives up after `delivery.give_up_after_seconds`.
-        wall_time: Seconds since the epoch.
         command: Name of the command, for snapshots.
         publish: Called with a snapshot every second.
         reload_hooks: What SIGHUP does; None = nothing.
         suspects: By input, the places of records that an earlier process got stuck on.
 
     Attributes:
+        settlement, senders: The last two stages.
         gave_up: Why the run gave up; None if it did not.
         reload_advice: How to make this process use changed settings.
 
@@ -131,7 +113,7 @@ class Pipeline:
         self._batches_tx: MemoryObjectSendStream[Batch] | None = None
         self.gave_up: DeliveryGaveUpError | None = None
         self.reload_advice = _reload_advice(can_reload=reload_hooks is not None, is_one_shot=is_one_shot)
-        self._settlement = Settlement(
+        self.settlement = Settlement(
             store,
             settings.state,
             window=new_window(settings.records.dedupe_window),
@@ -139,18 +121,18 @@ class Pipeline:
             give_up_after_s=give_up_after_s,
             wall_time=wall_time,
         )
-        self._senders = SenderPool(
+        self.senders = SenderPool(
             settings, give_up_after_s=give_up_after_s, reload_advice=self.reload_advice, wall_time=wall_time, rng=rng
         )
         self._hold = Hold(
             settings,
-            self._settlement,
-            skew=self._senders.skew,
-            ask_time=self._senders.ask_time,
+            self.settlement,
+            skew=self.senders.skew,
+            ask_time=self.senders.ask_time,
             give_up_after_s=give_up_after_s,
             give_up=self._give_up,
         )
-        self._packer = Packer(settings, self._settlement, self._hold, wall_time=wall_time, suspects=suspects or {})
+        self._packer = Packer(settings, self.settlement, self._hold, wall_time=wall_time, suspects=suspects or {})
         now = wall_time()
         self._observer = Observer(
             Live(
@@ -167,29 +149,19 @@ class Pipeline:
             ),
             source=source,
             hold=self._hold,
-            senders=self._senders,
-            settlement=self._settlement,
+            senders=self.senders,
+            settlement=self.settlement,
             publish=publish,
             wall_time=wall_time,
         )
 
     def __repr__(self) -> str:
-        return f"<Pipeline {self._packer!r} {self._settlement!r} {self._senders!r}>"
+        return f"<Pipeline {self._packer!r} {self.settlement!r} {self.senders!r}>"
 
     @property
     def totals(self) -> Totals:
         """Counts of the records so far."""
-        return self._settlement.acks.totals
-
-    @property
-    def handed_over(self) -> int:
-        """Number of records read here but left unsettled to another process."""
-        return self._settlement.handed_over
-
-    @property
-    def dead_letter_reasons(self) -> dict[str, int]:
-        """Number of dead letters by rule."""
-        return self._settlement.acks.reasons
+        return self.settlement.acks.totals
 
     @property
     def pauses(self) -> list[Pause]:
@@ -202,23 +174,14 @@ class Pipeline:
         return notices(self._observer.update())
 
     @property
-    def is_failing(self) -> bool:
-        """Whether an attempt has failed and will be retried, and nothing has been accepted since."""
-        return self._senders.gate.failing_since is not None
-
-    @property
     def is_probing(self) -> bool:
         """Whether delivery is paused or input held back, and the result of the current attempt is not known yet."""
-        return self._senders.gate.is_probing or self._hold.is_rechecking
+        return self.senders.gate.is_probing or self._hold.is_rechecking
 
     def retry(self) -> None:
         """Try again now instead of waiting."""
-        self._senders.gate.retry()
+        self.senders.gate.retry()
         self._hold.recheck()
-
-    async def between_saves(self, work: Callable[[], T]) -> T:
-        """Call a function in a thread while nothing else uses the state store."""
-        return await self._settlement.between_saves(work)
 
     # The flow ----------------------------------------------------------------------------------------------------
 
@@ -232,7 +195,7 @@ class Pipeline:
             StateError: The state store cannot be written; nothing is lost.
         """
         started_at, observer = anyio.current_time(), self._observer
-        self._settlement.remember_accepted()
+        self.settlement.remember_accepted()
         first = observer.update()
         try:
             with self._drain_scope:
@@ -240,11 +203,11 @@ class Pipeline:
                     if signals is not None:
                         await side.start(self._on_signals, signals, side)
                     side.start_soon(self._read_until_idle)
-                    side.start_soon(self._settlement.save_periodically)
-                    side.start_soon(self._settlement.expire_periodically)
+                    side.start_soon(self.settlement.save_periodically)
+                    side.start_soon(self.settlement.expire_periodically)
                     side.start_soon(observer.run)
                     await self._flow()
-                    await self._settlement.wait_until_saved()
+                    await self.settlement.wait_until_saved()
                     side.cancel_scope.cancel()
         except* DeliveryGaveUpError as group:
             error = first_of(group)
@@ -253,17 +216,17 @@ class Pipeline:
         finally:
             observer.phase = "stopped"
             try:
-                self._settlement.set_deadline(anyio.current_time() + _LAST_SAVE_LIMIT_S)
-                await self._settlement.save_rest()  # shields itself
+                self.settlement.set_deadline(anyio.current_time() + _LAST_SAVE_LIMIT_S)
+                await self.settlement.save_rest()  # shields itself
             finally:
                 if self._replay_run is not None:
                     self._replay_run.is_over = True
                 last = observer.end("failed" if sys.exception() else self._outcome())
-        totals = self._settlement.saved_totals(self.totals)
+        totals = self.settlement.saved_totals(self.totals)
         return _summary(totals, first, last, started_at, self._outcome(), self._give_up_message())
 
     async def _flow(self) -> None:
-        senders, observer = self._senders, self._observer
+        senders, observer = self.senders, self._observer
         chunks_tx, chunks_rx = anyio.create_memory_object_stream[Chunk](CHUNK_BUFFER)
         batches_tx, batches_rx = anyio.create_memory_object_stream[Batch](min(len(senders), _BATCH_BUFFER))
         settled_tx, settled_rx = anyio.create_memory_object_stream[BatchResult](2 * len(senders))
@@ -274,11 +237,11 @@ class Pipeline:
                 async with anyio.create_task_group() as flow:
                     flow.start_soon(self._read, chunks_tx)
                     flow.start_soon(self._packer.run, chunks_rx.clone(), batches_tx)
-                    flow.start_soon(self._settlement.run, settled_rx.clone())
+                    flow.start_soon(self.settlement.run, settled_rx.clone())
                     observer.phase = "running" if observer.phase == "starting" else observer.phase
                     await senders.run(batches_rx, settled_tx)
             finally:
-                self._settlement.settle_all(settled_rx)  # after a cancellation, answers may still be queued
+                self.settlement.settle_all(settled_rx)  # after a cancellation, answers may still be queued
 
     async def _read(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
         with chunks_tx, self._read_scope:
@@ -295,16 +258,16 @@ class Pipeline:
     def _outcome(self) -> Outcome:
         if self.gave_up is not None:
             return "gave_up"
-        if self._drain_scope.cancelled_caught or self._settlement.has_unsaved:
+        if self._drain_scope.cancelled_caught or self.settlement.has_unsaved:
             return "aborted"
-        is_complete = self._source.is_exhausted and not self._settlement.has_skipped_chunks
+        is_complete = self._source.is_exhausted and not self.settlement.has_skipped_chunks
         return "finished" if is_complete else "drained"
 
     def _give_up_message(self) -> str:
         """Return why the run gave up and what to do; empty if it did not."""
         if self.gave_up is None:
             return ""
-        advice = self._senders.advice(self.gave_up.reason)
+        advice = self.senders.advice(self.gave_up.reason)
         return ". ".join([str(self.gave_up), *([f"What to do: {advice}"] if advice else []), self.gave_up.remedy])
 
     # Replays -----------------------------------------------------------------------------------------------------
@@ -340,9 +303,9 @@ class Pipeline:
         self._replay_run = run = ReplayRun(
             source,
             settings.delivery,
-            Packer(settings, self._settlement, None, wall_time=self._wall_time, suspects={}),
-            senders=self._senders,
-            settlement=self._settlement,
+            Packer(settings, self.settlement, None, wall_time=self._wall_time, suspects={}),
+            senders=self.senders,
+            settlement=self.settlement,
             is_wanted=is_wanted,
         )
         try:
@@ -363,7 +326,7 @@ class Pipeline:
         self._observer.phase = "draining"
         self._stopped_at = anyio.current_time()
         self._drain_scope.deadline = self._stopped_at + limit_s
-        self._settlement.set_deadline(self._drain_scope.deadline + _LAST_SAVE_LIMIT_S)
+        self.settlement.set_deadline(self._drain_scope.deadline + _LAST_SAVE_LIMIT_S)
         self.hurry()
         self._is_draining.set()
         if delivery.drain == "input":
@@ -371,12 +334,12 @@ class Pipeline:
 
     def hurry(self) -> None:
         """Shorten backoffs; `stop` calls it, and so do callers that stop by closing the input."""
-        self._senders.gate.hurry()
+        self.senders.gate.hurry()
 
     def abort(self, *, cause: str) -> None:
         """End immediately; save settled records and leave the rest pending."""
         log.warning("drain_aborted", cause=cause)
-        self._settlement.set_deadline(anyio.current_time() + _LAST_SAVE_LIMIT_S)
+        self.settlement.set_deadline(anyio.current_time() + _LAST_SAVE_LIMIT_S)
         self._drain_scope.cancel()
 
     async def _on_signals(self, signals: Signals, side: TaskGroup, *, task_status: anyio.abc.TaskStatus[None]) -> None:
@@ -395,10 +358,7 @@ class Pipeline:
 
     async def _abort_once_stuck(self) -> None:
         """Abort a drain once it makes no progress, because a user is waiting for it."""
-        while True:
-            if self._senders.is_stuck:
-                break
-            await anyio.sleep(_POLL_S)
+        await poll_until(lambda: self.senders.is_stuck)
         self.abort(cause="delivery pauses, and nothing is in flight")
 
     async def hand_over(self, streams: Sequence[Stream], *, wait_s: float, is_lost: bool) -> None:
@@ -414,31 +374,28 @@ class Pipeline:
         self._hold.recheck()
         try:
             with anyio.move_on_after(0 if is_lost else wait_s):
-                while True:
-                    if not self._settlement.acks.has_open(streams) or self._senders.is_stuck:
-                        break
-                    await anyio.sleep(_POLL_S)
+                await poll_until(lambda: not self.settlement.acks.has_open(streams) or self.senders.is_stuck)
             if not is_lost:
-                await self._settlement.save()
+                await self.settlement.save()
         finally:
-            await self._settlement.abandon(streams)
+            await self.settlement.abandon(streams)
 
     async def save(self) -> None:
         """Save settled records."""
-        await self._settlement.save()
+        await self.settlement.save()
 
     async def _read_until_idle(self) -> None:
         """After a stop, continue reading until no new input arrives or most of the drain timeout has passed."""
         await self._is_draining.wait()
         delivery = self._settings.delivery
         reading_deadline = self._stopped_at + delivery.drain_timeout_seconds * _READING_SHARE
-        while (now := anyio.current_time()) < reading_deadline and not self._settlement.is_stopping:
+        while (now := anyio.current_time()) < reading_deadline and not self.settlement.is_stopping:
             since = self._packer.waits_for_input_since
             idle_at = delivery.drain_idle_seconds + (now if since is None else max(since, self._stopped_at))
             if now >= idle_at:
                 break
             await anyio.sleep_until(min(idle_at, reading_deadline))
-        if not self._settlement.is_stopping:
+        if not self.settlement.is_stopping:
             log.info("reading_ended", is_idle=now < reading_deadline)
             self._end_reading()
 
@@ -447,7 +404,7 @@ class Pipeline:
         self._end_reading()
 
     def _end_reading(self) -> None:
-        self._settlement.end_reading()
+        self.settlement.end_reading()
         self._hold.recheck()
         self._read_scope.cancel()
 
@@ -470,7 +427,7 @@ class Pipeline:
         # Reading may hang, for example on an unreachable file system; a stop must not wait for it.
         new = await run_sync(hooks.read, abandon_on_cancel=True)
         reload = reload_settings(self._settings, new)
-        await self._senders.reconfigure(reload.settings)
+        await self.senders.reconfigure(reload.settings)
         self._packer.reconfigure(reload.settings)
         self._settings = reload.settings
         self._observer.restart_needed = reload.deferred
@@ -478,6 +435,14 @@ class Pipeline:
         log.info("settings_reloaded", changed=reload.changed)
         if reload.deferred:
             log.warning("restart_needed", keys=reload.deferred, message="these take effect at the next start")
+
+
+async def poll_until(is_done: Callable[[], bool]) -> None:
+    """Wait for a condition that changes in too many places to notify of it."""
+    while True:
+        if is_done():
+            break
+        await anyio.sleep(_POLL_S)
 
 
 def _summary(totals: Totals, before: Live, last: Live, started_at: float, outcome: Outcome, message: str) -> Summary:

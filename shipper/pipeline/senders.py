@@ -134,7 +134,7 @@ class SenderPool:
     @property
     def certificate_expires_at(self) -> float | None:
         """Earliest expiry of the service's certificates, seconds since the epoch."""
-        expiries = [sender.certificate_expires_at for sender in self._senders]
+        expiries = [sender.endpoint.certificate_expires_at for sender in self._senders]
         return min((at for at in expiries if at is not None), default=None)
 
     def advice(self, reason: str) -> str:

@@ -24,7 +24,8 @@ import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream
 from anyio.to_thread import run_sync
 
-from shipper.codec import Columns, DedupeWindow, accept_events, key_of, tally
+from shipper.codec.dedupe import DedupeWindow, accept_events, key_of
+from shipper.codec.rules import Columns, tally
 from shipper.config.settings import StateSettings
 from shipper.delivery.parts import SentEvent, event_in, sent_event, sent_events
 from shipper.model.errors import DeliveryGaveUpError, StateError, StateUnwritableError
@@ -78,11 +79,12 @@ class StateStore(Protocol):
     def accepted_ids(self) -> Iterable[bytes]: ...
 
 
-class Obstacle(NamedTuple):
-    """Why settled records cannot be saved: a key of `pauses.ADVICE` and a message; empty if they can."""
+class Blockage(NamedTuple):
+    """Why settled records cannot be saved: a key of `pauses.ADVICE`, a message, since when on the loop's clock."""
 
-    reason: str = ""
-    message: str = ""
+    reason: str
+    message: str
+    since: float
 
 
 class Settlement:
@@ -93,15 +95,13 @@ class Settlement:
         window: The EventIds in flight and accepted; shared with the packer's codec.
         on_saved: Called with saved checkpoints.
         give_up_after_s: How long to retry saving; None = indefinitely.
-        wall_time: Seconds since the epoch.
 
     Attributes:
         acks: The open spans, and the counts of this run.
         answers: Number of answers that settled something.
         is_stopping: Reading has ended.
         has_skipped_chunks: A chunk was skipped, so all later ones must be skipped, too.
-        obstacle: What blocks saving.
-        blocked_since: Since when saving has been blocked, on the event loop's clock; None = it is not.
+        blockage: What blocks saving; None = nothing does.
         commits: Number of transactions.
         settled_bytes: Saved bytes of all inputs.
         handed_over: Records of abandoned streams that were read and not settled.
@@ -139,8 +139,7 @@ class Settlement:
         self.answers = 0
         self.is_stopping = False
         self.has_skipped_chunks = False
-        self.obstacle = Obstacle()
-        self.blocked_since: float | None = None
+        self.blockage: Blockage | None = None
         self.commits = 0
         self.settled_bytes = 0
         self.handed_over = 0
@@ -164,12 +163,12 @@ class Settlement:
     @property
     def has_room(self) -> bool:
         """Whether another span may be opened now."""
-        return self.held_bytes < MAX_HELD_BYTES and self.blocked_since is None
+        return self.held_bytes < MAX_HELD_BYTES and self.blockage is None
 
     @property
     def is_closed(self) -> bool:
         """Whether there will be no more room, because a stop was requested while saving is blocked."""
-        return self.blocked_since is not None and self.is_stopping
+        return self.blockage is not None and self.is_stopping
 
     def open(self, span: Span, now: float) -> None:
         """Add a span and log its rejections; request a save after many records, to limit repeats after a crash."""
@@ -183,7 +182,7 @@ class Settlement:
 
     def _request_save(self) -> None:
         """Request a save before the interval ends; no effect while saving is blocked."""
-        if self.blocked_since is None:
+        if self.blockage is None:
             self._save_requested.set()
 
     def end_reading(self) -> None:
@@ -325,12 +324,12 @@ class Settlement:
         limit_s = math.inf if self._give_up_after_s is None else self._give_up_after_s
         while True:
             pause_s = self._settings.commit_interval_seconds
-            with anyio.move_on_after(pause_s if self.blocked_since is None else max(pause_s, _RETRY_PAUSE_MIN_S)):
+            with anyio.move_on_after(pause_s if self.blockage is None else max(pause_s, _RETRY_PAUSE_MIN_S)):
                 await self._save_requested.wait()
             self._save_requested = anyio.Event()
             await self.save()
-            if self.blocked_since is not None and anyio.current_time() >= self.blocked_since + limit_s:
-                raise DeliveryGaveUpError(f"nothing could be saved for {limit_s:g} s: {self.obstacle.message}")
+            if self.blockage is not None and anyio.current_time() >= self.blockage.since + limit_s:
+                raise DeliveryGaveUpError(f"nothing could be saved for {limit_s:g} s: {self.blockage.message}")
 
     def set_deadline(self, deadline: float) -> None:
         """Set a deadline for saving, so that a hanging disk cannot block a stop."""
@@ -363,7 +362,7 @@ class Settlement:
                         self._drop(checkpoint.stream, checkpoint.accepted_keys)
                 self._unsaved = [checkpoint for checkpoint in self._unsaved if not checkpoint.stream.is_released]
                 if not self._unsaved:  # otherwise no save would follow to end the pause
-                    self._set_obstacle(Obstacle())
+                    self._set_blockage()
         self.answers += 1
         self._notify_progress()
         return abandoned
@@ -387,7 +386,7 @@ class Settlement:
         """Save at the end of the run; retry while another process prevents it, as in a rebalance."""
         for _ in range(_FINAL_ATTEMPTS):
             await self.save()
-            if not self._unsaved or self.obstacle.reason or self._is_stuck:
+            if not self._unsaved or self.blockage or self._is_stuck:
                 return
             with anyio.CancelScope(shield=True):
                 await anyio.sleep(_FINAL_PAUSE_S)
@@ -409,13 +408,13 @@ class Settlement:
                     abandon_on_cancel=True,  # only the deadline can cancel it
                 )
             except StateUnwritableError as error:
-                self._set_obstacle(Obstacle(error.reason, str(error)))
+                self._set_blockage(error.reason, str(error))
                 return
             self.settled_bytes += sum(checkpoint.end_offset - checkpoint.start_offset for checkpoint in saved.done)
             self.commits += 1
             self._unsaved = saved.waiting
             self._unsaved_bytes = sum(map(estimate_bytes, saved.waiting))
-            self._set_obstacle(Obstacle("dead_letters_full" if saved.reason else "", saved.reason))
+            self._set_blockage("dead_letters_full" if saved.reason else "", saved.reason)
             if saved.done:
                 self._notify_progress()
                 await self._on_saved(saved.done)
@@ -426,18 +425,15 @@ class Settlement:
                 "at the next start, with the same EventIds"
             )
 
-    def _set_obstacle(self, obstacle: Obstacle) -> None:
-        """Begin or end a pause, and log the change."""
-        before, self.obstacle = self.obstacle, obstacle
-        if not obstacle.reason:
-            self.blocked_since = None
-        elif self.blocked_since is None:
-            self.blocked_since = anyio.current_time()
-        if obstacle.reason != before.reason:
-            if before.reason:
-                log.info("delivery_resumed", reason=before.reason)
-            if obstacle.reason:
-                log.warning("delivery_paused", reason=obstacle.reason, message=obstacle.message)
+    def _set_blockage(self, reason: str = "", message: str = "") -> None:
+        """Begin, change or end a pause, and log a change; no reason = nothing blocks saving."""
+        before = self.blockage
+        since = before.since if before else anyio.current_time()
+        self.blockage = Blockage(reason, message, since) if reason else None
+        if before and before.reason != reason:
+            log.info("delivery_resumed", reason=before.reason)
+        if reason and (before is None or before.reason != reason):
+            log.warning("delivery_paused", reason=reason, message=message)
 
     async def between_saves(self, work: Callable[[], T]) -> T:
         """Call a function in a thread while nothing else uses the store; saves wait for it."""

@@ -9,5 +9,5 @@ Sources of records: files, read once or followed; standard input and application
     spool                 stores input that can be read only once, in `segments`, on a `disk` that may be full
     stdin, feed           fill the spool: from a pipe, from an application
     replay                dead letters
-    joined                several sources as one
+    joined                what a source is; several sources as one
 """

@@ -206,9 +206,6 @@ class Archive(Content):
         self._size = self._end = 0
         self.forget()
 
-    def __repr__(self) -> str:
-        return f"<Archive {self._path} {self.compression} at {self._end}>"
-
     def forget(self) -> None:
         """Start over at the beginning; keep only the head and the known size."""
         self._size = self.size()

@@ -6,6 +6,7 @@ import errno
 import os
 from functools import cache
 from pathlib import Path
+from shutil import disk_usage
 from typing import TYPE_CHECKING, Any, Final
 
 from shipper.model.errors import ConfigError
@@ -27,15 +28,13 @@ class NoSpaceError(Exception):
 
 def state_reserve_bytes(directory: Path) -> int:
     """Return the disk space reserved for the state, without which the spool could not shrink."""
-    disk = os.statvfs(directory)
-    size = disk.f_blocks * disk.f_frsize
+    size = disk_usage(directory).total
     return min(_STATE_BYTES, max(size // 4, min(_STATE_BYTES_MIN, size // 2)))
 
 
 def check_disk(directory: Path) -> None:
     """Raise `ConfigError` if a disk is too small for the state and a spool beside it."""
-    disk = os.statvfs(directory)
-    size = disk.f_blocks * disk.f_frsize
+    size = disk_usage(directory).total
     if 0 < size < _DISK_BYTES_MIN:  # some file systems report 0
         raise ConfigError(
             f"the disk of {directory} is too small to spool standard input: it has {size:,} bytes in total, and "
@@ -46,8 +45,8 @@ def check_disk(directory: Path) -> None:
 
 def is_full(directory: Path) -> bool:
     """Return whether a disk has only the space reserved for the state left."""
-    disk = os.statvfs(directory)
-    return disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < state_reserve_bytes(directory)
+    disk = disk_usage(directory)
+    return disk.total > 0 and disk.free < state_reserve_bytes(directory)
 
 
 def reserve(descriptor: int, start: int, length: int) -> None:
@@ -65,8 +64,7 @@ def reserve(descriptor: int, start: int, length: int) -> None:
     if error in FULL_DISK:
         raise NoSpaceError(os.strerror(error))
     if error in {errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}:
-        disk = os.fstatvfs(descriptor)
-        if disk.f_bavail * disk.f_frsize < length:
+        if disk_usage(descriptor).free < length:
             raise NoSpaceError(os.strerror(errno.ENOSPC))
     elif error:
         raise OSError(error, os.strerror(error))

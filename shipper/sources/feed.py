@@ -15,6 +15,7 @@ import anyio
 import msgspec
 from msgspec import structs
 
+from shipper.model.framing import BLANKS
 from shipper.model.wire import ActivityEvent
 from shipper.sources.segments import Segments
 from shipper.sources.stdin import Input
@@ -22,7 +23,6 @@ from shipper.sources.stdin import Input
 Record = Mapping[str, object] | ActivityEvent | bytes | str
 
 _PIECE_BYTES: Final = 1 << 20  # minimum size of one write, if there are enough lines
-_BLANKS: Final = b" \t\r\n\0"
 _PLAIN: Final = frozenset({str, int, float, bool, NoneType})
 _SIMPLE: Final = (str, int, float, datetime, UUID)  # the last two become strings
 
@@ -54,9 +54,6 @@ class Feed(Input):
         self._is_stored = False
         self.is_ready = anyio.Event()
         self.is_finished = anyio.Event()
-
-    def __repr__(self) -> str:
-        return f"<Feed {len(self._waiting)} waiting, {len(self._moving)} being written>"
 
     async def append(self, lines: bytes) -> None:
         """
@@ -203,7 +200,7 @@ def _encode_text(record: bytes | str) -> bytes:
     line = line.removesuffix(b"\n")
     if b"\n" in line:
         raise ValueError("the record contains a newline; use send_many for several records")
-    if not line.strip(_BLANKS):
+    if not line.strip(BLANKS):
         raise ValueError("the line is blank")
     return line
 

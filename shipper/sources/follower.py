@@ -91,9 +91,6 @@ class Follower:
         self.backlog = Backlog()
         self.replace_patterns(patterns)
 
-    def __repr__(self) -> str:
-        return f"<Follower {self.files!r}>"
-
     # Names ------------------------------------------------------------------------------------------------------------
 
     def replace_patterns(self, patterns: Patterns) -> None:
@@ -101,7 +98,7 @@ class Follower:
         self.patterns = patterns
         self._siblings = Siblings(patterns)
         self._has_new_patterns = True
-        self.backlog = replace(self.backlog, is_known=False)
+        self.backlog = replace(self.backlog, has_scanned=False)
 
     def find(self) -> list[FoundFile]:
         """Find all files that match; pass them to `scan`."""
@@ -160,7 +157,7 @@ class Follower:
             unreadable=unreadable[:_UNREADABLE_SHOWN],
             unreadable_count=len(unreadable),
         )
-        if not self.backlog.is_known:
+        if not self.backlog.has_scanned:
             report = log.warning if messages or unreadable else log.info
             problems = {"unmatched": messages, "unreadable": backlog.unreadable}
             report(

@@ -21,7 +21,7 @@ from typing import Final
 import structlog
 
 from shipper.model.errors import SourceError
-from shipper.model.framing import CsvRows, Framing
+from shipper.model.framing import BLANKS, CsvRows, Framing
 from shipper.model.records import Head, Stream, digest, shown
 from shipper.sources.content import Archive, Content, open_content
 from shipper.sources.discovery import FileId, SkipReason, file_id_of, never_skip, signature_of
@@ -43,7 +43,6 @@ from shipper.system.work import WorkItem, at_work, step
 
 log = structlog.get_logger("sources")
 
-_NO_EVIDENCE = b"\0 \t\r\n"
 _LIKENESSES_MAX: Final = 1000
 
 
@@ -464,7 +463,7 @@ class StreamIndex:
         alike = []
         for length in sorted(lengths, reverse=True):
             is_header = length <= header_bytes and length < HEAD_BYTES
-            if length <= len(head) and not is_header and head[:length].strip(_NO_EVIDENCE):
+            if length <= len(head) and not is_header and head[:length].strip(BLANKS):
                 alike += self._by_head.get(Head(length, digest(head[:length])), [])
         return alike
 

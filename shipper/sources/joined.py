@@ -1,4 +1,4 @@
-"""Combines several sources into one."""
+"""What a source is, and several sources as one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ from shipper.model.records import Backlog, Checkpoint, Chunk, move_checkpoints
 
 
 class Source(Protocol):
-    """The same as the pipeline's `Source`, which this layer must not import."""
+    """The first stage of a pipeline."""
 
     @property
-    def is_exhausted(self) -> bool: ...
-    async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None: ...
-    async def after_save(self, saved: Sequence[Checkpoint]) -> None: ...
-    def backlog(self) -> Backlog: ...
+    def is_exhausted(self) -> bool:
+        """Whether all input has been read."""
+
+    async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
+        """Send chunks, in order for each stream, until the input ends or the task is cancelled."""
+
+    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
+        """Apply saved checkpoints; only the source updates those of its streams."""
+
+    def backlog(self) -> Backlog:
+        """Return the backlog; called every second, so it must be cheap."""
 
 
 class JoinedSource:
@@ -55,5 +62,5 @@ class JoinedSource:
             unmatched=[message for backlog in backlogs for message in backlog.unmatched],
             unreadable=[message for backlog in backlogs for message in backlog.unreadable],
             unreadable_count=sum(backlog.unreadable_count for backlog in backlogs),
-            is_known=all(backlog.is_known for backlog in backlogs),
+            has_scanned=all(backlog.has_scanned for backlog in backlogs),
         )

@@ -46,9 +46,6 @@ class FilesOnce:
     """
     Reads files one after the other, each to its end at that moment.
 
-    Args:
-        wall_time: Seconds since the epoch.
-
     Attributes:
         total_bytes: Total size of the files, as of the start.
         done_bytes: How many of these bytes were read, now or by an earlier run.
@@ -113,7 +110,7 @@ class FilesOnce:
             lag_bytes=max(0, self.total_bytes - self.done_bytes) + unsettled,
             total_bytes=self.total_bytes,
             unreachable_bytes=self._unreachable_bytes,
-            unreadable=self._messages,
+            unreadable=self._messages.copy(),
             unreadable_count=self.unreadable,
         )
 

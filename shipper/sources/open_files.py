@@ -152,9 +152,6 @@ class OpenFiles:
         self._archives = _ArchiveTurns()
         self._quiet: list[OpenFile] | None = None  # may be closed for others at this scan, the quietest last
 
-    def __repr__(self) -> str:
-        return f"<OpenFiles {len(self._files)}, {len(self._ready)} ready>"
-
     def __len__(self) -> int:
         return len(self._files)
 

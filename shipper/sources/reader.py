@@ -179,9 +179,6 @@ class StreamReader:
         self.offset = max(stream.checkpoint, stream.read_offset)
         self._tail = self._last_bytes_seen()
 
-    def __repr__(self) -> str:
-        return f"<StreamReader {self.path} at {self.offset}>"
-
     def close(self) -> None:
         self.content.close()
 

@@ -18,22 +18,13 @@ _FORGOTTEN_MIN: Final = 1_000
 
 
 class StreamRegister(Protocol):
-    """The part of the state store that is about streams."""
+    """The part of the state store that sources use: the `StreamTable`, which describes the methods."""
 
-    def started_patterns(self) -> dict[str, float]:
-        """Return the patterns used before, with the time of first use, seconds since the epoch."""
-
-    def begin(self, streams: Iterable[tuple[Stream, bytes]], patterns: Iterable[str], now_s: float) -> None:
-        """Save streams that do not start at 0, with the last bytes before their checkpoints, and used patterns."""
-
-    def note(self, streams: Iterable[Stream], now_s: float) -> None:
-        """Save the identity and size of streams, but not their checkpoints."""
-
-    def note_unreachable(self, streams: Iterable[Stream], now_s: float) -> list[tuple[Stream, int]]:
-        """Save inputs that are gone with unread data; return the new ones with their unread bytes."""
-
-    def forget(self, stream_ids: Iterable[int]) -> None:
-        """Delete streams."""
+    def started_patterns(self) -> dict[str, float]: ...
+    def begin(self, streams: Iterable[tuple[Stream, bytes]], patterns: Iterable[str], now_s: float) -> None: ...
+    def note(self, streams: Iterable[Stream], now_s: float) -> None: ...
+    def note_unreachable(self, streams: Iterable[Stream], now_s: float) -> list[tuple[Stream, int]]: ...
+    def forget(self, stream_ids: Iterable[int]) -> None: ...
 
 
 def report_unreachable(register: StreamRegister, lost: Iterable[Stream], now_s: float) -> int:

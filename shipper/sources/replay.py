@@ -66,9 +66,6 @@ class Replay:
         """Return an empty backlog: the size of letters is unknown, and their number is counted elsewhere."""
         return Backlog()
 
-    def __repr__(self) -> str:
-        return f"<Replay of {len(self._letter_ids)} dead letters>"
-
     async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
         """Send the letters."""
         chunks = self.chunks()

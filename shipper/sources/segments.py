@@ -7,7 +7,6 @@ its data. It is deleted once its checkpoint reaches its end.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
@@ -26,12 +25,12 @@ from shipper.sources.content import Content
 from shipper.sources.disk import reserve, state_reserve_bytes
 from shipper.sources.reader import NDJSON, READ_BYTES, InputForm, StreamReader
 from shipper.system.crash_points import crash_point
+from shipper.system.files import sync_directory
 
 log = structlog.get_logger("sources")
 
 _SPARE: Final = "spare"  # becomes the next segment; space is reserved for it
 _READ_BYTES_MIN: Final = 1 << 16
-_NO_DIRECTORY_SYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # file systems that do not need it
 _NAME: Final = re.compile(r"(\d+)\.(?:ndjson|([0-7][0-9a-f])\.csv)", re.ASCII)
 
 
@@ -250,7 +249,7 @@ class Segments:
             try:
                 os.fdatasync(self._output)
                 if self._is_name_unsynced:
-                    _sync_directory(self._directory)
+                    sync_directory(self._directory)
                     self._is_name_unsynced = False
             except OSError as error:
                 self._failure = error
@@ -345,18 +344,6 @@ class Segments:
 
 def _new_file(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-
-
-def _sync_directory(directory: Path) -> None:
-    """Sync the names in a directory to disk."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in _NO_DIRECTORY_SYNC:
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def open_segment(path: Path, stream: Stream, *, max_record_bytes: int) -> StreamReader:

@@ -23,6 +23,7 @@ from anyio.to_thread import run_sync
 
 from shipper.config.settings import SpoolSettings
 from shipper.model.errors import DeliveryGaveUpError, StateError
+from shipper.model.framing import BLANKS
 from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, move_checkpoints
 from shipper.sources.disk import FULL_DISK, NoSpaceError, check_disk, is_full
 from shipper.sources.reader import NDJSON, InputForm, StreamReader
@@ -35,7 +36,6 @@ log = structlog.get_logger("sources")
 _FULL_DISK_PAUSE_S: Final = 1.0
 _CLOSE_LIMIT_S: Final = 30.0
 _THREADS: Final = 2  # a writer, and one that reads or deletes
-_BLANKS: Final = b" \t\r\n\0"
 
 
 class Spool:
@@ -46,7 +46,6 @@ class Spool:
         source: The input, or the descriptor of standard input; None = only segments of an earlier process.
         known, next_stream_id, forget: As for `Segments`.
         form: Format of standard input.
-        wall_time: Seconds since the epoch.
         give_up_after_s: Maximum wait for disk space.
     """
 
@@ -84,9 +83,6 @@ class Spool:
             self._input = StandardInput(source, form, max_record_bytes=max_record_bytes)
         else:
             self._input = source
-
-    def __repr__(self) -> str:
-        return f"<Spool {len(self._segments)} segments, {self.spooled_bytes} bytes>"
 
     @property
     def spooled_bytes(self) -> int:
@@ -275,7 +271,7 @@ class Spool:
                 while (chunk := reader.read(is_final=True)) is not None:
                     frames = reader.stream.framing.frames(chunk.data, 0)
                     count += chunk.is_oversized or sum(
-                        bool(chunk.data[frame.start : frame.end].strip(_BLANKS)) for frame in frames
+                        bool(chunk.data[frame.start : frame.end].strip(BLANKS)) for frame in frames
                     )
         return count
 

@@ -60,9 +60,6 @@ class FollowedFiles:
         self._quiet_at = 0.0
         self._turns = Turns()
 
-    def __repr__(self) -> str:
-        return f"<FollowedFiles {self._follower!r}>"
-
     async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
         """Send chunks as they appear; ends only by cancellation."""
         try:

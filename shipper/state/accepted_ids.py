@@ -20,6 +20,7 @@ from msgspec import Struct
 from shipper.model.errors import StateUnwritableError
 from shipper.state.schema import reading
 from shipper.state.sqlite import translate_errors
+from shipper.system.files import sync_directory
 
 _ID_BYTES: Final = 16
 _FILES: Final = 8  # the oldest is deleted once the others hold enough
@@ -95,11 +96,7 @@ class AcceptedIds:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN, 0o600)
         self._number, self._may_have_orphans = number, True
         for folder in (self._directory, self._directory.parent):  # so that a crash of the machine keeps the new file
-            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_directory(folder)
         return number, 0
 
     def delete_orphans(self) -> None:

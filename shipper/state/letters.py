@@ -163,7 +163,9 @@ class Letters:
     def candidates(self, consumer_id: str) -> list[tuple[int, bool]]:
         """Return the ids of letters that may be a consumer's, and whether their ConsumerID is known."""
         return self._fetch(
-            "id, consumer_id != '' FROM dead_letters WHERE consumer_id IN (?, '') ORDER BY id", (consumer_id,)
+            "id, consumer_id != '' FROM dead_letters "
+            "WHERE ltrim(consumer_id, '0') IN (?, '') ORDER BY id",  # an invalid record may have zeros before it
+            (consumer_id,),
         )
 
 

@@ -209,7 +209,6 @@ class Store:
 
         Args:
             checkpoints: In order for each stream.
-            now_s: Seconds since the epoch.
         Raises:
             StateError: Nothing was saved.
         """

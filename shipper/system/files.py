@@ -1,7 +1,8 @@
-"""Atomic replacement of files, small JSON files, and detection of changes."""
+"""Atomic replacement of files, small JSON files, names that outlast a crash, and detection of changes."""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ T = TypeVar("T")
 
 GUARDED: Final = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC  # do not wait for a pipe, do not follow a link
 _JSON_BYTES_MAX: Final = 1 << 20
+_NO_DIRECTORY_SYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # file systems that do not need it
 
 
 def stat_signature(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
@@ -64,3 +66,15 @@ def replace_json(path: Path, value: object) -> None:
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | GUARDED, 0o600), "wb") as file:
         file.write(msgspec.json.encode(value))
     temporary.replace(path)
+
+
+def sync_directory(directory: Path) -> None:
+    """Sync the names in a directory to disk."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_DIRECTORY_SYNC:
+            raise
+    finally:
+        os.close(descriptor)

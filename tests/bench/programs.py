@@ -40,7 +40,9 @@ def report(accepted: int, seconds: float, **more: float) -> None:
 
 
 def codec(file: str) -> None:
-    from shipper.codec import Codec, accept_events, latest_timestamp
+    from shipper.codec.codec import Codec
+    from shipper.codec.dedupe import accept_events
+    from shipper.codec.rules import latest_timestamp
     from shipper.config.settings import RecordsSettings
     from shipper.model.records import Chunk, Stream
 

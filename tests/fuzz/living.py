@@ -137,7 +137,7 @@ class Living:
     @property
     def _senders(self) -> Any:
         assert self._shipper._pipeline is not None
-        return self._shipper._pipeline._senders
+        return self._shipper._pipeline.senders
 
     async def ship(self) -> None:
         """Ship three records, and wait until all of them are settled."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, Final, NamedTuple
 
-from shipper.codec import FIELD_RULES
+from shipper.codec.rules import FIELD_RULES
 from tests.unit.test_codec import LATEST
 
 BLANKS: Final = b" \t\r\n\0"

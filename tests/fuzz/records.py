@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from shipper.codec import MESSAGES, Codec
+from shipper.codec.codec import Codec
+from shipper.codec.rules import MESSAGES
 from shipper.config.settings import RecordsSettings
 from shipper.model.framing import LINES, BatchElements, Framing, csv_rows
 from shipper.model.records import Chunk, Stream

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shipper.codec import Codec
+from shipper.codec.codec import Codec
 from shipper.codec.rules import are_btags, are_event_ids, are_ips, are_timestamps
 from shipper.config.settings import RecordsSettings
 from shipper.pipeline.batching import Batcher

@@ -18,10 +18,10 @@ import pytest
 from anyio.from_thread import BlockingPortal
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.documents import TotalsRow, metadata_text
+from shipper.kafka.documents import Metadata, TotalsRow
 from shipper.kafka.member import Member
 from shipper.kafka.store import TransactionStore
-from shipper.pipeline import Pipeline
+from shipper.pipeline.pipeline import Pipeline
 from tests.conftest import SEED
 from tests.fakes import OK, answer
 from tests.model.kafka_broker import (
@@ -92,8 +92,8 @@ class SteppedMember(Member):
     """Polls when the test says so."""
 
     def attach(self, portal: BlockingPortal, pipeline: Any) -> None:
-        self._portal, self._pipeline, self._is_reading = portal, pipeline, True
-        self._subscribe()
+        self._link.portal, self._link.pipeline, self._is_reading = portal, pipeline, True
+        self.assignment.subscribe()
 
 
 class World:
@@ -131,7 +131,7 @@ class World:
         """Return the events that occurred, to prove the coverage of the test."""
         assert self.member is not None
         assert self.pipeline is not None
-        self._counts.update({"handed over": self.pipeline.handed_over, **self.member.transactions})
+        self._counts.update({"handed over": self.pipeline.settlement.handed_over, **self.member.status.transactions})
         self._counts["letters"] += len(self.broker.tables[GROUP.letters])
         self._counts["duplicates"] += self.pipeline.totals.duplicates
         return self._counts
@@ -171,7 +171,7 @@ class World:
             else:
                 self.service.accepted[number] += 1
         if own:
-            broker.committed[partition] = start + len(own), metadata_text(TOPIC_ID)
+            broker.committed[partition] = start + len(own), Metadata(TOPIC_ID).text()
             totals = TotalsRow(
                 read=len(own), accepted=len(own) - letters, dead_lettered=letters, duplicates=0, unreachable=0,
                 topic=TOPIC, version=1, group="g", offset=start + len(own),
@@ -270,7 +270,7 @@ async def play(actions: list[tuple[Any, ...]]) -> Counter[str]:
         patch.setattr("shipper.kafka.member.Consumer", lambda _: TinyConsumer(broker))
         patch.setattr("shipper.kafka.member.AdminClient", lambda _: TinyAdmin(broker))
         patch.setattr("shipper.kafka.offsets.Consumer", lambda _: TinyQuery(broker))
-        patch.setattr("shipper.kafka.member.ledger_offsets", lambda _: {})
+        patch.setattr("shipper.kafka.assignment.ledger_offsets", lambda _: {})
         patch.setattr("shipper.kafka.store.Producer", lambda _: TinyProducer(broker))
         patch.setattr("shipper.pipeline.senders.Endpoint", lambda *_, **__: world.service)
         await world.begin()

@@ -42,7 +42,7 @@ from hypothesis.stateful import (
 )
 from structlog.testing import capture_logs
 
-from shipper.codec import Codec
+from shipper.codec.codec import Codec
 from shipper.model.records import Batch, Chunk, Span, Stream
 from shipper.pipeline.settlement import Acks
 from shipper.sandbox.samples import sample_lines

@@ -23,8 +23,8 @@ from shipper.config.settings import (
     Settings,
     StateSettings,
 )
-from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, Totals, move_checkpoints
-from shipper.pipeline import Pipeline, Summary
+from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, Summary, Totals, move_checkpoints
+from shipper.pipeline.pipeline import Pipeline
 from shipper.state.store import Store
 from tests.unit.test_codec import line
 

@@ -14,8 +14,8 @@ import anyio
 import pytest
 import structlog
 
-from shipper.model.records import Chunk, Stream
-from shipper.pipeline import Pipeline, Summary
+from shipper.model.records import Chunk, Stream, Summary
+from shipper.pipeline.pipeline import Pipeline
 from shipper.state.letters import EVERYTHING
 from shipper.state.schema import LETTER_OVERHEAD_BYTES
 from shipper.state.store import Store
@@ -187,14 +187,14 @@ async def test_no_checkpoint_passes_skipped_chunks_when_room_is_found_late(
 
     async def pack_chunk(chunk: Chunk, batches_tx: Any) -> None:
         await left(chunk, batches_tx)
-        if pipeline._settlement.has_skipped_chunks:
+        if pipeline.settlement.has_skipped_chunks:
             store.purge(store.letters.ids(EVERYTHING))
             await anyio.sleep(0.3)  # saves continue meanwhile
 
     monkeypatch.setattr(packer, "_pack", pack_chunk)
 
     async with running(pipeline, limit_s=5) as run:
-        await until(lambda: pipeline._settlement.blocked_since is not None)
+        await until(lambda: pipeline.settlement.blockage)
         await anyio.sleep(0.05)  # until a chunk waits
         run.signal(signal.SIGTERM)
     summary = run.summary
@@ -239,11 +239,11 @@ async def test_expired_letters_are_deleted_after_two_checks_a_day_apart_without_
     async with running_until_cancelled(pipeline, limit_s=20):
         await until(lambda: counts and store.totals().accepted == 50)
         assert len(store.letters.ids(EVERYTHING)) == 1001, "letters expired before a day had passed"
-        pipeline._settlement._wall_time = lambda: NOW_S + 1 * days - 1
+        pipeline.settlement._wall_time = lambda: NOW_S + 1 * days - 1
         looks = len(counts)
         await until(lambda: len(counts) > looks + 2)
         assert len(store.letters.ids(EVERYTHING)) == 1001
-        pipeline._settlement._wall_time = lambda: NOW_S + 1 * days + 1
+        pipeline.settlement._wall_time = lambda: NOW_S + 1 * days + 1
         await until(lambda: told(logs, "dead_letters_expired"))
         assert store.letters.ids(EVERYTHING) == [1001]
     assert [count for count in counts if count] == [200] * 5, "the expiry was a single transaction"

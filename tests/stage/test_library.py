@@ -39,8 +39,8 @@ from shipper.config.settings import (
     StateSettings,
 )
 from shipper.model.errors import ConfigError, ShipperError, SourceError, StateError, StateInUseError
+from shipper.model.records import Summary
 from shipper.model.wire import ActivityEvent, AmountPair
-from shipper.pipeline import Summary
 from shipper.sources import spool as spool_module
 from shipper.state.store import Store
 from tests.servers import ACCEPTED, Origin, Reply

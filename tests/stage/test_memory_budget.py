@@ -12,8 +12,9 @@ import anyio
 import pytest
 
 from shipper.model.errors import StateUnwritableError
-from shipper.model.records import Span, Stream
-from shipper.pipeline import Pipeline, Summary, settlement
+from shipper.model.records import Span, Stream, Summary
+from shipper.pipeline import settlement
+from shipper.pipeline.pipeline import Pipeline
 from shipper.pipeline.settlement import estimate_bytes
 from shipper.state.ledger import read_ledger
 from shipper.state.store import Store
@@ -84,7 +85,7 @@ def make(monkeypatch: pytest.MonkeyPatch, store: Store) -> Callable[..., Pipelin
 
 def held_in_memory(pipeline: Pipeline) -> int:
     """Return the actual size of the open spans and the unsaved checkpoints."""
-    held = pipeline._settlement
+    held = pipeline.settlement
     spans = [span for spans in held.acks._open.values() for span in spans]
     rejections = [each for part in (*spans, *held._unsaved) for each in part.rejections]
     tallies = [tally for part in (*spans, *held._unsaved) for tally in part.ledger]
@@ -105,11 +106,11 @@ async def assert_waits_within_the_budget(
     """Run until reading waits, check the memory held, and let the run end."""
     async with running(pipeline, limit_s=60) as run:
         # Never true if reading waits for another reason.
-        await until(lambda: is_obstructed() and pipeline._settlement.held_bytes > BUDGET // 2, limit_s=60)
+        await until(lambda: is_obstructed() and pipeline.settlement.held_bytes > BUDGET // 2, limit_s=60)
         await until_it_rests(pipeline, source)
         assert not source.is_exhausted, "reading did not wait"
-        assert held_in_memory(pipeline) <= pipeline._settlement.held_bytes + RECORDS_PER_CHUNK * 400 * 4
-        assert pipeline._settlement.held_bytes <= BUDGET + RECORDS_PER_CHUNK * 1200, (
+        assert held_in_memory(pipeline) <= pipeline.settlement.held_bytes + RECORDS_PER_CHUNK * 400 * 4
+        assert pipeline.settlement.held_bytes <= BUDGET + RECORDS_PER_CHUNK * 1200, (
             "the budget is exceeded by more than one span"
         )
         release()
@@ -127,7 +128,7 @@ async def test_records_settled_after_an_unanswered_batch_are_bounded_in_bytes(
     assert (summary.outcome, summary.pending) == ("finished", 0)
     assert summary.read == CHUNKS * RECORDS_PER_CHUNK
     assert source.stream.checkpoint == source.size
-    assert pipeline._settlement.held_bytes == 0
+    assert pipeline.settlement.held_bytes == 0
 
 
 async def test_unsaved_records_are_bounded_in_bytes_while_saves_fail_late(make: Any, store: Store):
@@ -140,7 +141,7 @@ async def test_unsaved_records_are_bounded_in_bytes_while_saves_fail_late(make: 
             if not self.is_open:
                 # Reading waits from the first failure on, so it must not come early, however slow this machine is.
                 deadline = time.monotonic() + 60
-                while pipeline._settlement.held_bytes <= BUDGET // 2 and time.monotonic() < deadline:
+                while pipeline.settlement.held_bytes <= BUDGET // 2 and time.monotonic() < deadline:
                     time.sleep(0.001)
                 raise StateUnwritableError("no room")
             return store.save(checkpoints, now_s)
@@ -158,7 +159,7 @@ async def test_unsaved_records_are_bounded_in_bytes_while_saves_fail_late(make: 
     source = records(refused)
     pipeline = make(source, [], store_=store_)
     summary = await assert_waits_within_the_budget(
-        pipeline, source, store_.open, is_obstructed=lambda: pipeline._settlement.obstacle.reason
+        pipeline, source, store_.open, is_obstructed=lambda: pipeline.settlement.blockage
     )
     assert (summary.outcome, summary.pending) == ("finished", 0)
     assert store.totals().dead_lettered == (CHUNKS - GOOD_CHUNKS) * RECORDS_PER_CHUNK
@@ -196,7 +197,7 @@ async def test_many_settled_records_are_saved_before_the_interval_has_passed(
     async with running(pipeline, limit_s=60) as run:
         pass
     assert run.summary.accepted == CHUNKS * RECORDS_PER_CHUNK
-    assert pipeline._settlement.commits > 3
+    assert pipeline.settlement.commits > 3
     assert sum(row.accepted for row in read_ledger(store._path.parent)) == run.summary.accepted
 
 

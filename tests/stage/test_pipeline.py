@@ -15,11 +15,12 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from shipper.codec import new_window
+from shipper.codec.dedupe import new_window
 from shipper.model.errors import StateError, StateUnwritableError
-from shipper.model.records import Checkpoint, Chunk, Span, Stream
-from shipper.pipeline import Pipeline, Summary, settlement
+from shipper.model.records import Checkpoint, Chunk, Span, Stream, Summary
 from shipper.pipeline import pipeline as pipeline_module
+from shipper.pipeline import settlement
+from shipper.pipeline.pipeline import Pipeline
 from shipper.pipeline.settlement import Settlement
 from shipper.sources.identity import StreamIndex
 from shipper.sources.once import FilesOnce
@@ -141,7 +142,7 @@ async def test_an_oversized_line_is_a_dead_letter_between_its_neighbours(make: A
         pass
     summary = run.summary
     assert (summary.accepted, summary.dead_lettered, summary.exit_code(is_one_shot=True)) == (2, 1, 3)
-    assert pipeline.dead_letter_reasons == {"oversized": 1}
+    assert pipeline.settlement.acks.reasons == {"oversized": 1}
     assert store.totals().dead_lettered == 1
 
 
@@ -299,9 +300,9 @@ async def test_a_pause_ends_with_the_last_stream_that_could_not_be_saved(store: 
         kept.open(span, 0.0)
     await kept.save()
     await kept.abandon(streams[:1])
-    assert (kept.obstacle.reason, kept.has_room) == ("state_unwritable", False)
+    assert (kept.blockage and kept.blockage.reason, kept.has_room) == ("state_unwritable", False)
     await kept.abandon(streams[1:])
-    assert (kept.obstacle.reason, kept.has_room) == ("", True)
+    assert (kept.blockage, kept.has_room) == (None, True)
 
 
 @each(

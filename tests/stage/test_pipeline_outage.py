@@ -16,7 +16,7 @@ from shipper.config.secrets import LiteralSecret
 from shipper.config.settings import BatchSettings, DeliverySettings, EndpointSettings, Settings, StateSettings
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.model.records import Chunk, Stream
-from shipper.pipeline import Pipeline
+from shipper.pipeline.pipeline import Pipeline
 from shipper.state.store import Store
 from tests.fakes import answer
 from tests.stage.pipelines import NOW_S, Source, accounted_store, at_once, running

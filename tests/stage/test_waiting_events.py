@@ -12,7 +12,8 @@ import pytest
 
 from shipper.delivery.answer import Answer
 from shipper.model.records import Chunk
-from shipper.pipeline import Pipeline, settlement
+from shipper.pipeline import settlement
+from shipper.pipeline.pipeline import Pipeline
 from tests.fakes import OK, answer
 from tests.stage.pipelines import Source, accounted_store, pipeline_of, running, settings, until
 from tests.unit.test_codec import line

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from shipper.codec import FIELD_RULES, MESSAGES, Codec, accept_events, latest_timestamp
-from shipper.codec.rules import may_repeat_keys
+from shipper.codec.codec import Codec
+from shipper.codec.dedupe import accept_events
+from shipper.codec.rules import FIELD_RULES, MESSAGES, latest_timestamp, may_repeat_keys
 from shipper.config.settings import RecordsSettings
 from shipper.model.records import MARKER_BYTES, Batch, Chunk, EncodedChunk, Stream
 from shipper.pipeline.batching import Batcher

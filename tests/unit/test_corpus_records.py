@@ -9,8 +9,9 @@ from itertools import zip_longest
 
 import pytest
 
-from shipper.codec import FIELD_RULES, MESSAGES, Codec
+from shipper.codec.codec import Codec
 from shipper.codec.judge import Judge
+from shipper.codec.rules import FIELD_RULES, MESSAGES
 from shipper.model.records import Chunk, EncodedChunk, Rejection, Stream
 from tests.cases import each
 from tests.corpus import ENTRIES, LATEST, Entry, Mode, Neighbour, Outcome

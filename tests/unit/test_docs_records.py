@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from shipper.codec import FIELD_RULES, Codec
+from shipper.codec.codec import Codec
+from shipper.codec.rules import FIELD_RULES
 from shipper.config.settings import RecordsSettings
 from shipper.model.records import Chunk, EncodedChunk, Stream
 from tests.cases import each

@@ -19,8 +19,9 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shipper.delivery.sender import DeliveryCounts
-from shipper.kafka import member
+from shipper.kafka import member_status
 from shipper.model.group import GroupState
+from shipper.model.records import Backlog, Totals
 from shipper.pipeline import observer, pipeline
 from shipper.status.admin.metrics import metrics_registry
 from shipper.status.live import Live
@@ -81,8 +82,11 @@ def filled(name: str, *modules: ModuleType) -> set[str]:
 
 
 def test_every_number_of_the_snapshot_is_filled():
-    assert set(Live.__struct_fields__) == filled("Live", pipeline) | filled("replace", observer) - {"handed_over"}
-    assert set(GroupState.__struct_fields__) == filled("GroupState", member) | {"handed_over"}  # filled by the observer
+    by_name = filled("Live", pipeline) | filled("replace", observer) - {"handed_over"}
+    assert set(Live.__struct_fields__) == by_name.union(Totals.__struct_fields__, Backlog.__struct_fields__)
+    assert set(GroupState.__struct_fields__) == filled("GroupState", member_status) | {
+        "handed_over"
+    }  # filled by the observer
 
 
 def test_every_count_of_the_senders_gets_into_the_snapshot():

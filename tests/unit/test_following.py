@@ -308,11 +308,11 @@ def test_a_pattern_is_reported_as_unmatched_if_its_files_were_removed_otherwise(
 
 def test_new_patterns_are_searched_before_they_are_reported(bench: Bench):
     follower = bench.start("*.log")
-    assert follower.backlog.is_known
+    assert follower.backlog.has_scanned
     bench.rename_patterns("*.csv")
-    assert not follower.backlog.is_known
+    assert not follower.backlog.has_scanned
     bench.ship(1.0)
-    assert follower.backlog.is_known
+    assert follower.backlog.has_scanned
     assert follower.backlog.unmatched == [f"no file matches {bench.folder}/*.csv: {bench.folder} has no files yet"]
     bench.stop()
 

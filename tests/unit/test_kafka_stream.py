@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.documents import Metadata, add_checkpoints, letter_document, metadata_text, read_metadata
+from shipper.kafka.documents import Metadata, add_checkpoints, letter_document, read_metadata
 from shipper.kafka.offsets import PartitionOffsets, Start, _partition_state, diverged_at, parse_addresses, start_of
-from shipper.kafka.stream import KafkaStream, Position, Session, new_stream
+from shipper.kafka.stream import KafkaStream, Position, Session
 from shipper.model.errors import SourceError
 from shipper.model.records import Checkpoint, Rejection
 from shipper.state.ledger import unpack
@@ -49,7 +49,7 @@ class Message(NamedTuple):
 
 
 def stream(**fields: object) -> KafkaStream:
-    return new_stream(
+    return KafkaStream(
         **{"stream_id": 1, "path": "t/0", "topic": "t", "partition": 0, "topic_id": "id", "first": 0, **fields},
         session=Session("s"),
     )
@@ -273,8 +273,8 @@ def test_the_client_tells_where_a_log_diverged(text: str, offset: int | None):
 def test_foreign_metadata_is_ignored():
     assert read_metadata(None) is None
     assert read_metadata("other") is None
-    assert read_metadata(metadata_text("x", 5.0)) == Metadata("x", 5.0)
-    assert read_metadata(metadata_text("x", 5.0, Position(7, 2))) == Metadata("x", 5.0, Position(7, 2))
+    for metadata in (Metadata("x", 5.0), Metadata("x", 5.0, Position(7, 2))):
+        assert read_metadata(metadata.text()) == metadata
 
 
 # Ranges -------------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from shipper.codec.codec import Codec
 from shipper.config.settings import load_settings
 from shipper.model.errors import StateError
 from shipper.model.framing import CsvRows
@@ -284,6 +285,24 @@ def test_an_erasure_matches_the_exact_consumer_id(store: Store, tmp_path: Path):
     assert erasure.erase(found) == 5
     assert segment.read_bytes() == header + b"\n".join([b" " * len(rows[0]), *rows[1:]]) + b"\r\n"
     assert erasure.find() == found._replace(letters=[], spooled=[])
+
+
+@each("mode", ["strict", "normalize"])
+@each("end", [b"}", b""])
+def test_an_erasure_ignores_zeros_before_the_number_of_an_invalid_record(
+    store: Store, tmp_path: Path, mode: str, end: bytes
+):
+    overrides = [f"state.directory={tmp_path}", f"records.mode={mode}"]
+    settings = load_settings(config_path=None, environ={}, overrides=overrides)
+    data = b'{"ConsumerID":"0042","IP":"x"%b\n' % end
+    stream = Stream(stream_id=1, kind="file", path="/a")
+    codec = Codec(settings.records, max_record_bytes=1000)
+    (piece,) = codec.encode_all(
+        Chunk(stream=stream, start_offset=0, end_offset=len(data), data=data), room_bytes=1000, latest=""
+    )
+    store.save([checkpoint(*piece.span.rejections, stream=stream)], 1.0)
+    erasure = Erasure(settings, store, "42")
+    assert erasure.erase(erasure.find()) == 1
 
 
 def test_a_record_is_blanked_in_place_up_to_the_end_of_its_line(store: Store, tmp_path: Path):

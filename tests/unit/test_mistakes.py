@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
-from shipper.codec import MESSAGES
-from shipper.codec.rules import FUTURE_TIMESTAMP
+from shipper.codec.rules import FUTURE_TIMESTAMP, MESSAGES
 from shipper.model.records import EncodedChunk, Rejection, Span, Stream, StreamKind
 from shipper.pipeline.packer import MistakeCounter
 

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shipper.codec import Codec, DedupeWindow, accept_events, tally
-from shipper.codec.codec import _Scanned
-from shipper.codec.dedupe import key_of
-from shipper.codec.rules import Columns
+from shipper.codec.codec import Codec, _Scanned
+from shipper.codec.dedupe import DedupeWindow, accept_events, key_of
+from shipper.codec.rules import Columns, tally
 from shipper.config.settings import RecordsSettings
 from shipper.delivery.parts import event_in
 from shipper.model.records import Chunk, LedgerKey, Stream

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shipper.codec import Codec
+from shipper.codec.codec import Codec
 from shipper.config.settings import RecordsSettings
 from shipper.delivery.parts import halves, merge_batches, parts
 from shipper.model.framing import LINES as ONE_A_LINE

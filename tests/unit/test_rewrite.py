@@ -6,7 +6,8 @@ import json
 from typing import Any
 from uuid import UUID, uuid5
 
-from shipper.codec import Codec, accept_events
+from shipper.codec.codec import Codec
+from shipper.codec.dedupe import accept_events
 from shipper.codec.rules import NESTING_MAX
 from shipper.config.settings import RecordsSettings
 from shipper.model.records import Chunk, Stream

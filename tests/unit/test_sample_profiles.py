@@ -10,7 +10,9 @@ from typing import get_args
 
 import msgspec
 
-from shipper.codec import Codec, accept_events, latest_timestamp
+from shipper.codec.codec import Codec
+from shipper.codec.dedupe import accept_events
+from shipper.codec.rules import latest_timestamp
 from shipper.config.settings import RecordsSettings
 from shipper.model import wire
 from shipper.model.records import Chunk, Stream

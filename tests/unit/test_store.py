@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -69,6 +70,20 @@ def test_saved_data_survives_a_restart(tmp_path: Path):
     assert dead_letters(tmp_path) == [(1, 0, "ip", "invalid", b"\xff{}")]
     assert store.streams.newest_id() == 2
     store.close()
+
+
+def test_a_file_system_that_cannot_sync_a_directory_holds_the_accepted_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fsync(descriptor: int, sync: Callable[[int], None] = os.fsync) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with closing(Store(tmp_path, remembered_ids=10)) as store:
+        store.save([checkpoint(bad=0, accepted_keys=b"k" * 16)], now_s=1.0)
+        assert b"".join(store.accepted_ids()) == b"k" * 16
 
 
 def test_a_save_that_fails_half_way_saves_nothing(store: Store, tmp_path: Path):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from shipper.codec import Codec
+from shipper.codec.codec import Codec
 from shipper.config.settings import RecordsSettings
 from shipper.model.framing import LINES, BatchElements, CsvRows, Framing
 from shipper.model.records import Chunk, Stream

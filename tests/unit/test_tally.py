@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shipper.codec import Columns, tally
+from shipper.codec.rules import Columns, tally
 from shipper.delivery.parts import SentEvent
 from shipper.model.wire import ActivityEvent
 from tests.unit.test_codec import event

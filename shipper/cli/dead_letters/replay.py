@@ -23,8 +23,8 @@ from shipper.model.errors import StateInUseError
 from shipper.state.letters import Letters, Selection, open_letters
 
 if TYPE_CHECKING:
-    from shipper.pipeline import Source
     from shipper.pipeline.opening import OpenState
+    from shipper.sources.joined import Source
 
 _EXAMPLES_PER_RULE = 5
 
@@ -138,7 +138,8 @@ def _validate(
     settings: Settings, letters: Letters, ids: list[int], name_letter: Callable[[int], int | str]
 ) -> tuple[int, dict[str, list[str]]]:
     """Run letters through the codec; return the number of valid ones, and messages for the others by rule."""
-    from shipper.codec import Codec, latest_timestamp
+    from shipper.codec.codec import Codec
+    from shipper.codec.rules import latest_timestamp
     from shipper.model.records import ReplayStream
     from shipper.sources.replay import Replay
 

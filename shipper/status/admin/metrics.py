@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from shipper.codec import MESSAGES
+from shipper.codec.rules import MESSAGES
 from shipper.delivery.sender import BUCKETS, REFUSALS
 from shipper.model.errors import ShipperError
 from shipper.model.group import GroupState

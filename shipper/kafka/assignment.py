@@ -1,0 +1,333 @@
+"""
+The partitions of this process in a consumer group: where reading them begins, and how they go to another member.
+
+Before a rebalance continues, revoked partitions are handed over: records in flight may settle and are saved; after
+that, this process counts nothing of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from typing import Any, Final, Protocol
+
+import structlog
+from anyio.from_thread import BlockingPortal
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from shipper.config.settings import KafkaSettings
+from shipper.kafka.client import KafkaError, describe, error_of
+from shipper.kafka.documents import ledger_offsets
+from shipper.kafka.member_status import MemberStatus
+from shipper.kafka.offsets import PartitionOffsets, Start, diverged_at, read_offsets, start_of
+from shipper.kafka.stream import KafkaStream, Partition, Session
+from shipper.model.errors import ConfigError
+from shipper.model.records import Stream
+
+log = structlog.get_logger("kafka")
+
+_POLL_S: Final = 0.05
+_RETRY_S: Final = 0.5
+_CALL_S: Final = 5.0
+_MEMBERSHIP_INTERVAL_S: Final = 0.1
+_NO_GENERATION: Final = b"CGMDv2:\xff\xff\xff\xff"
+
+
+class AttachedPipeline(Protocol):
+    """The part of the pipeline that rebalances need."""
+
+    async def hand_over(self, streams: Sequence[Stream], *, wait_s: float, is_lost: bool) -> None: ...
+
+    async def save(self) -> None: ...
+
+
+class PipelineLink:
+    """
+    Calls the pipeline from the polling thread.
+
+    Attributes:
+        pipeline: None before the run.
+        portal: To the event loop of the pipeline; None outside the run.
+    """
+
+    def __init__(self) -> None:
+        self.portal: BlockingPortal | None = None
+        self.pipeline: AttachedPipeline | None = None
+
+    def start(self, function: Callable[..., Any], *arguments: object) -> Future[Any] | None:
+        """Start a coroutine function in the event loop; return None if the run has ended."""
+        if self.portal is None:
+            return None
+        try:
+            return self.portal.start_task_soon(function, *arguments)
+        except RuntimeError:
+            self.portal = None
+            return None
+
+
+class Assignment:
+    """
+    The assigned partitions. Only the polling thread calls the methods; the client calls some of them within `consume`.
+
+    Args:
+        ranges: The offsets to read; None = all, without end.
+        wakeup: Set to end a wait.
+        closing: Set once the member leaves the group.
+
+    Attributes:
+        settings: Replaced after a reload.
+        streams: One for each partition.
+        revoked: Partitions revoked during the current call of `consume`.
+        is_paused: The client fetches nothing.
+        membership: The consumer's group metadata, which proves its generation to the brokers; None while this process
+            is not a member. Only the thread reads it from the client, which blocks other callers while it polls.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        consumer: Consumer,
+        admin: AdminClient,
+        status: MemberStatus,
+        link: PipelineLink,
+        *,
+        ranges: Mapping[Partition, range] | None,
+        max_record_bytes: int,
+        now: Callable[[], float],
+        wall_time: Callable[[], float],
+        wakeup: threading.Event,
+        closing: threading.Event,
+    ) -> None:
+        self.settings = settings
+        self._consumer = consumer
+        self._admin = admin
+        self._status = status
+        self._link = link
+        self._ranges = ranges
+        self._max_record_bytes = max_record_bytes
+        self._now = now
+        self._wall_time = wall_time
+        self._wakeup = wakeup
+        self._closing = closing
+        self._next_stream_id = count(1).__next__
+        self._membership_read_at = -_MEMBERSHIP_INTERVAL_S
+        self._offsets_read_at = 0.0  # seconds since the epoch
+        self.streams: dict[Partition, KafkaStream] = {}
+        self.revoked: set[Partition] = set()
+        self.is_paused = False
+        self.membership: object = None
+
+    def _wait(self, limit_s: float) -> None:
+        self._wakeup.clear()
+        self._wakeup.wait(limit_s)
+
+    def subscribe(self) -> None:
+        """Join the group; the client then assigns and revokes partitions while it is polled."""
+        self._consumer.subscribe(
+            list(self.settings.topics),
+            on_assign=self._assign,
+            on_revoke=partial(self._revoke, is_lost=False),
+            on_lost=partial(self._revoke, is_lost=True),
+        )
+
+    def refresh_membership(self) -> None:
+        """Read the membership, unless that was done a moment ago."""
+        if self._now() >= self._membership_read_at + _MEMBERSHIP_INTERVAL_S:
+            self._membership_read_at, self.membership = self._now(), self._read_membership()
+
+    def _read_membership(self) -> object:
+        """
+        Return the group metadata of the consumer; None while it is not a member.
+
+        The brokers accept offsets from a client that claims no membership at all, and this client does so as soon as it
+        learns that it was removed.
+        """
+        metadata = self._consumer.consumer_group_metadata()
+        is_removed = bytes(metadata).startswith(_NO_GENERATION) or not self._consumer.memberid()
+        return None if is_removed else metadata
+
+    def pause(self, is_paused: bool) -> None:
+        """Stop or resume fetching."""
+        self.is_paused = is_paused
+        partitions = [TopicPartition(*key) for key, stream in self.streams.items() if not stream.is_halted]
+        if partitions:
+            (self._consumer.pause if is_paused else self._consumer.resume)(partitions)
+
+    def seek(self, stream: KafkaStream) -> None:
+        """Read a partition from its start."""
+        stream.eof = -1
+        try:
+            self._consumer.seek(_start_of(stream))
+        except KafkaException:  # the client has stopped reading it, or is still resolving its start offset
+            self._consumer.incremental_unassign([_start_of(stream)])
+            self._begin([stream])
+
+    def _begin(self, streams: Sequence[KafkaStream]) -> None:
+        """
+        Add partitions to the assignment, and read them from their starts.
+
+        The client checks a leader epoch when a partition is sought or the leader changes, but not when it is assigned.
+
+        Raises:
+            KafkaException: The client does not assign the partitions.
+        """
+        checked = [_start_of(stream) for stream in streams if stream.first_epoch >= 0]
+        halted = [_start_of(stream) for stream in streams if self.is_paused or stream.is_halted]
+        if paused := [*checked, *halted]:
+            self._consumer.pause(paused)  # fetch nothing before the check
+        self._consumer.incremental_assign([_start_of(stream) for stream in streams])
+        limit = self._now() + _CALL_S
+        for start in checked:
+            while not self._closing.is_set():
+                try:
+                    self._consumer.seek(start)
+                    break
+                except KafkaException:  # the assignment takes effect in another thread
+                    if self._now() >= limit:
+                        raise
+                    self._wait(_POLL_S)
+        if reading := [start for start in checked if start not in halted]:
+            self._consumer.resume(reading)
+
+    # Rebalances; called by the client within `consume` ----------------------------------------------------------------
+
+    def _assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        keys = [(partition.topic, partition.partition) for partition in partitions]
+        starts = self._find_starts(keys) if partitions else {}
+        for key, (offsets, start) in starts.items():
+            self.streams[key] = self._new_stream(offsets, start)
+        if not starts:  # this process is ending
+            consumer.incremental_assign(partitions)
+            return
+        self._begin([self.streams[key] for key in starts])
+        self._status.remove_obstacles()
+        self._note_rebalance("assigned", len(partitions))
+
+    def _revoke(self, consumer: Consumer, partitions: list[TopicPartition], *, is_lost: bool) -> None:
+        """Hand partitions over: unless they are lost, let records in flight settle, and save; then drop the streams."""
+        keys = {(partition.topic, partition.partition) for partition in partitions}
+        self.revoked |= keys
+        streams = [self.streams[key] for key in keys & self.streams.keys()]
+        self._hand_over(streams, is_lost=is_lost)
+        for stream in streams:
+            del self.streams[stream.topic_partition]
+            self._status.tombstones_skipped += stream.tombstones_skipped
+        consumer.resume(partitions)  # otherwise a paused partition would be paused when assigned again
+        consumer.incremental_unassign(partitions)
+        self._note_rebalance("lost" if is_lost else "revoked", len(keys))
+
+    def _hand_over(self, streams: Sequence[KafkaStream], *, is_lost: bool) -> None:
+        for stream in streams:
+            stream.is_ending = True
+        if self._link.portal is None or self._link.pipeline is None or not streams:
+            return
+        self.membership = self._read_membership()  # the new generation's, as the brokers refuse the old one
+        wait_s = self.settings.revoke_wait_seconds
+        done = self._link.start(partial(self._link.pipeline.hand_over, streams, wait_s=wait_s, is_lost=is_lost))
+        if done is not None:
+            with suppress(CancelledError):
+                done.result()
+
+    def _note_rebalance(self, kind: str, partitions: int) -> None:
+        self._status.note_rebalance(kind, partitions, len(self.streams))
+        self._membership_read_at = -_MEMBERSHIP_INTERVAL_S  # the membership has changed
+
+    # Start offsets --------------------------------------------------------------------------------------------------
+
+    def _find_starts(self, keys: Sequence[Partition]) -> dict[Partition, tuple[PartitionOffsets, Start]]:
+        """Query where to begin until the brokers answer, as nothing may be read before; return {} if closed."""
+        while not self._closing.is_set():
+            self._offsets_read_at = self._wall_time()
+            try:
+                offsets = read_offsets(self._admin, self.settings, sorted({key[0] for key in keys}), _CALL_S)
+                selected = {key: offsets[key] for key in keys}
+                if any(partition.committed is None for partition in selected.values()):
+                    selected = self._fill_from_ledger(selected)
+                return {key: (partition, start_of(partition, self.settings)) for key, partition in selected.items()}
+            except (KafkaException, TimeoutError, ConfigError) as exception:  # a changed secret may be unreadable
+                error = error_of(exception)
+                self._status.note_error(error)
+                log.warning("offsets_unknown", error=describe(error))
+                self._wait(_RETRY_S)
+        return {}
+
+    def _fill_from_ledger(self, offsets: Mapping[Partition, PartitionOffsets]) -> dict[Partition, PartitionOffsets]:
+        """Fill in missing committed offsets of the group from the ledger or the start of the ranges."""
+        saved = ledger_offsets(self.settings)
+        known = {topic_id for topic_id, _ in saved}
+
+        def fill(partition: PartitionOffsets) -> PartitionOffsets:
+            if partition.committed is not None:
+                return partition
+            first = None if self._ranges is None else self._range(partition).start
+            return partition._replace(
+                committed=saved.get((partition.topic_id, partition.partition), first),
+                is_topic_known=partition.is_topic_known or partition.topic_id in known,
+            )
+
+        return {key: fill(partition) for key, partition in offsets.items()}
+
+    def _range(self, offsets: PartitionOffsets) -> range:
+        assert self._ranges is not None
+        return self._ranges.get((offsets.topic, offsets.partition), range(offsets.high, offsets.high))
+
+    def _new_stream(self, offsets: PartitionOffsets, start: Start) -> KafkaStream:
+        stream = KafkaStream(
+            stream_id=self._next_stream_id(),
+            path=f"{offsets.topic}/{offsets.partition}",
+            topic=offsets.topic,
+            partition=offsets.partition,
+            topic_id=offsets.topic_id,
+            first=start.offset,
+            first_epoch=start.epoch,
+            end=offsets.high,
+            until=None if self._ranges is None else self._range(offsets).stop,
+            session=Session(),
+            stopped=start.gap if start.is_stopped else "",
+            max_record_bytes=self._max_record_bytes,
+            skips_tombstones=self.settings.tombstones == "skip",
+        )
+        if not start.gap:
+            stream.settled_until, stream.saved_mistakes = offsets.settled_until, dict(offsets.mistakes or {})
+            stream.mistakes = stream.saved_mistakes
+            stream.note_end(offsets.high, self._offsets_read_at)
+        if start.is_stopped:
+            log.error("partition_stopped", message=start.gap)
+        elif start.gap:
+            stream.unreachable = start.missing
+            log.error("source_unreachable", message=start.gap, records=start.missing)
+        return stream
+
+    def restart(self, stream: KafkaStream, *, is_lost: bool = False, reset: KafkaError | None = None) -> None:
+        """Restart a partition after a gap, which `reset` describes, a recreated topic, or a change of `on_gap`."""
+        if self._link.portal is None:
+            return
+        self._hand_over([stream], is_lost=is_lost)
+        starts = self._find_starts([stream.topic_partition])
+        if not starts:
+            return
+        offsets, start = starts[stream.topic_partition]
+        if offsets.topic_id != stream.topic_id:  # the brokers have deleted the group's offset with the old topic
+            offsets = offsets._replace(committed=stream.next_offset, committed_to=stream.topic_id)
+            start = start_of(offsets, self.settings)
+        elif reset is not None:  # the client has checked the epoch
+            at = diverged_at(reset.str())
+            offsets = offsets._replace(diverged_at=at, last=None if at is None else offsets.last)
+            start = start_of(offsets, self.settings)._replace(epoch=-1)
+        self.streams[stream.topic_partition] = new = self._new_stream(offsets, start)
+        self._status.tombstones_skipped += stream.tombstones_skipped
+        self.seek(new)
+        partition = TopicPartition(*stream.topic_partition)
+        if new.is_halted:
+            self._consumer.pause([partition])
+        elif not self.is_paused:
+            self._consumer.resume([partition])
+
+
+def _start_of(stream: KafkaStream) -> TopicPartition:
+    return TopicPartition(*stream.topic_partition, stream.first, leader_epoch=stream.first_epoch)
