@@ -268,25 +268,6 @@ def test_everything_is_delivered_to_a_service_that_starts_later(shipper: Shipper
         assert Counter(late.event_ids()) == Counter(sample.ids[:300])
 
 
-def test_backfill_gives_up_in_time_if_the_service_asks_one_request_to_wait_an_hour_and_accepts_another(
-    shipper: Shipper, fake: FakeService, file: Path
-):
-    """Of two requests in flight, one is told to wait; the other is accepted later."""
-    fake.plan(Reply(status=429, headers={"Retry-After": "3600"}), HANG)
-    settings = {**ONE_SENDER, "delivery.concurrency": 2, "delivery.give_up_after_seconds": 0.5}
-    running = shipper.start("backfill", file, "--summary", "json", settings=settings)
-    running.wait_for("delivery_paused")
-    fake.release()
-    result = running.finish()
-    assert (result.returncode, result.summary["outcome"]) == (4, "gave_up")
-    assert "nothing was accepted for 0.5 s" in result.summary["message"]
-    assert result.counts() == (300, 100, 0, 0, 200)
-    assert (fake.requests, len(fake.event_ids())) == (2, 100)
-
-    assert shipper.backfill(file, settings=ONE_SENDER).returncode == 0
-    assert len(set(fake.event_ids())) == 300
-
-
 @pytest.mark.parametrize("key", ["success", "false", "stored", "3", "t"])
 def test_an_answer_keeps_its_meaning_if_it_happens_to_contain_a_secret(
     key: str, shipper: Shipper, fake: FakeService, sample: Sample

@@ -102,7 +102,7 @@ def test_an_unknown_host_or_an_untrusted_certificate_ends_a_backfill_soon(
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     with Origin(context=context) as origin:
         shipper.target = Target(origin.url, *right[1:])
-        assert_ended_fast(shipper.backfill(file), "certificate")
+        assert_ended_fast(shipper.backfill(file), "see intake.ca_bundle")
     shipper.target = right
     assert shipper.backfill(file).counts() == (300, 300, 0, 0, 0)
 

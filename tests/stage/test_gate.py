@@ -265,6 +265,7 @@ def test_a_stop_wakes_senders_from_their_backoff():
             assert not delivery.settled
             delivery.gate.hurry()
         assert anyio.current_time() < 103
+        assert len(delivery.settled) == 20
 
     in_virtual_time(main)
 
@@ -278,7 +279,10 @@ def test_a_stop_does_not_cut_short_a_wait_requested_by_the_service():
             group.start_soon(delivery.deliver, numbered(1))
             await anyio.sleep(1)
             delivery.gate.hurry()
+            await anyio.sleep(18)
+            assert len(service.requests) == 1
         assert anyio.current_time() >= 20
+        assert delivery.settled
 
     in_virtual_time(main)
 

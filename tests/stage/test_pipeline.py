@@ -16,6 +16,7 @@ import anyio.lowlevel
 import pytest
 
 from shipper.codec import new_window
+from shipper.delivery.answer import Answer
 from shipper.model.errors import StateError, StateUnwritableError
 from shipper.model.records import Checkpoint, Chunk, Span, Stream
 from shipper.pipeline import Pipeline, Summary, settlement
@@ -196,10 +197,11 @@ async def test_a_batch_is_filled_while_answers_to_others_make_room(make: Any, mo
 
 
 @pytest.mark.parametrize("ended_by", ["second signal", "deadline"])
-async def test_a_stop_that_cannot_drain_is_aborted_and_accounted_for(make: Any, ended_by: str):
+@pytest.mark.parametrize("held_by", [None, answer(429, "600")], ids=["no answer", "requested wait"])
+async def test_a_stop_that_cannot_drain_is_aborted_and_accounted_for(make: Any, ended_by: str, held_by: Answer | None):
     store, drain_s = MemoryStore(), 3600 if ended_by == "second signal" else 0.05
     source = Source(lines(20), is_followed=True)
-    pipeline = make(source, [anyio.Event()], store=store, delivery_drain_timeout_seconds=drain_s)
+    pipeline = make(source, [held_by or anyio.Event()], store=store, delivery_drain_timeout_seconds=drain_s)
     async with running(pipeline) as run:
         await until(lambda: pipeline.totals.pending)
         run.signal(signal.SIGTERM)
