@@ -30,10 +30,12 @@ def test_each_file_is_delivered_once_and_a_second_run_reads_only_appended_record
     (folder / "crlf.ndjson").write_bytes(crlf)
     large = shipper.folder / "large.ndjson"
     large.write_bytes(b"".join(sample.lines[450:10_000]))
-    first = shipper.backfill("exports", "exports/**/*.ndjson", folder / "0.ndjson", folder / "[3].ndjson", large)
+    files = ["exports", "exports/**/*.ndjson", folder / "0.ndjson", folder / "[3].ndjson", large]
+    first = shipper.backfill(*files, settings={"batch.max_bytes": 50_000, "input.max_record_bytes": 10_000})
     assert (first.returncode, first.counts()) == (0, (10_000, 10_000, 0, 0, 0))
     service.assert_holds_exactly(sample.ids[:10_000])
     assert service.received == 10_000
+    assert 49_000 < max(request["body_bytes"] for request in service.requests()) <= 50_000
     for wanted in [0, 9999, *rng.sample(range(10_000), 20)]:
         assert service.event(sample.ids[wanted])["raw"].encode() + b"\n" == sample.lines[wanted]
     assert large.stat().st_size in [checkpoint for *_, checkpoint in shipper.read_state().checkpoints]

@@ -1,4 +1,4 @@
-"""Connections of the command: the service moves, disconnects, uses TLS, or is behind a proxy."""
+"""Connections of the command: the service moves, or uses TLS."""
 
 from __future__ import annotations
 
@@ -144,10 +144,7 @@ def test_everything_is_delivered_to_a_service_that_moves_and_connections_are_kep
     assert move.new.event_ids() == sample.ids[10 * kept : pipe.fed]
 
 
-# The service disconnects ----------------------------------------------------------------------------------------------
-
-
-# TLS and proxies ------------------------------------------------------------------------------------------------------
+# TLS ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

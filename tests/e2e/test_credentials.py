@@ -157,38 +157,6 @@ def test_tokens_with_a_lifetime_of_three_seconds_are_renewed_in_time_under_load(
     assert sum(result.summary["retries"] for result in results) == len(refused)
 
 
-@pytest.mark.early
-def test_a_token_is_used_until_it_expires_while_the_endpoint_is_down_and_then_delivery_pauses(
-    shipper: Shipper, service: Service, fake: FakeService, sample: Sample
-):
-    """The endpoint announces a lifetime of six seconds; the service would accept the token for longer."""
-    token = {"token_type": "Bearer", "expires_in": 6, "access_token": service.target.token}
-    fake.default = granted = Reply(status=200, body=json.dumps(token).encode())
-    use_oauth2(shipper, {**service.access(), "token_url": fake.target.base_url})
-    sidecar = Sidecar(shipper, sample)
-    sidecar.deliver(service)
-    fake.default = Reply(status=503)
-    sidecar.running.wait_for("token_refresh_failed")
-    failed = log_lines(sidecar.running, "token_refresh_failed")[0]
-    assert (failed["reason"], failed["has_token"]) == ("token_endpoint", True)
-    while "delivery_paused" not in sidecar.running.stderr:
-        sidecar.write(1)
-        sidecar.running.wait_until(
-            lambda: service.stored == len(sidecar.ids) or "delivery_paused" in sidecar.running.stderr,
-            "delivered or paused",
-        )
-    assert service.stored > 10, "the token was not used until it expired"
-    assert [line["reason"] for line in log_lines(sidecar.running, "delivery_paused")] == ["token_endpoint"]
-    fake.default = granted
-    sidecar.wait(service)
-    sidecar.deliver(service)
-    sidecar.stop()
-    assert service.requests(status=401) == []
-    assert service.times_received() == dict.fromkeys(sidecar.ids, 1)
-    assert "token_recovered" in sidecar.running.stderr
-    assert_no_loss(shipper, len(sidecar.ids))
-
-
 def test_delivery_waits_without_a_token_until_the_endpoint_works_and_the_client_secret_is_correct(
     shipper: Shipper, sample: Sample
 ):

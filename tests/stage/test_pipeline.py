@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import anyio
@@ -22,13 +20,10 @@ from shipper.model.records import Checkpoint, Chunk, Span, Stream
 from shipper.pipeline import Pipeline, Summary, settlement
 from shipper.pipeline import pipeline as pipeline_module
 from shipper.pipeline.settlement import Settlement
-from shipper.sources.identity import StreamIndex
-from shipper.sources.once import FilesOnce
 from shipper.state.store import SaveResult, Store
 from shipper.system.native import NATIVE
 from tests.cases import each
 from tests.fakes import ScriptedEndpoint, answer
-from tests.servers import ACCEPTED, Origin, close
 from tests.stage.pipelines import (
     NOW_S,
     Source,
@@ -322,32 +317,3 @@ async def test_a_pause_ends_with_the_last_stream_that_could_not_be_saved(store: 
 def test_the_exit_code_tells_whether_work_is_left(changes: dict[str, Any], one_shot: int, followed: int):
     summary = Summary(batches=0, requests=0, retries=0, seconds=0.0, **changes)
     assert (summary.exit_code(is_one_shot=True), summary.exit_code(is_one_shot=False)) == (one_shot, followed)
-
-
-# With a socket, files and the disk ------------------------------------------------------------------------------------
-
-BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
-
-
-async def test_files_are_delivered_through_a_socket_despite_initial_faults(tmp_path: Path, store: Store):
-    paths = [tmp_path / "a.log", tmp_path / "b.log"]
-    paths[0].write_bytes(b"".join(lines(150)))
-    paths[1].write_bytes(b"".join(lines(400)[150:]))
-    index = StreamIndex([], count(1).__next__, max_record_bytes=2000)
-    with Origin(BUSY, close, BUSY, close, ACCEPTED) as server:
-        pipeline = Pipeline(
-            settings(server.url, senders=3, batch_max_bytes=9000),
-            FilesOnce(paths, index, store.streams, wall_time=lambda: 1.0),
-            store,
-            is_one_shot=True,
-            wall_time=lambda: NOW_S,
-            rng=Random(1),
-        )
-        summary = await pipeline.run()
-    assert (summary.outcome, summary.accepted, summary.pending) == ("finished", 400, 0)
-    bodies = [request.partition(b"\r\n\r\n")[2] for request in server.requests]
-    assert max(map(len, bodies)) <= 9000
-    sent = {event["ConsumerID"] for body in bodies for event in json.loads(body)["events"]}
-    assert len(sent) == 400
-    assert sum(len(json.loads(body)["events"]) for body in set(bodies)) == 400, "a batch was changed before the retry"
-    assert [stream.checkpoint for stream in store.streams.load("file")] == [path.stat().st_size for path in paths]

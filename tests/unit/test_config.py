@@ -657,6 +657,7 @@ def test_init_writes_a_private_file_and_never_replaces_one(app: typer.Typer) -> 
     path.write_text("mine")
     result = CliRunner().invoke(app, ["init"])
     assert isinstance(result.exception, ConfigError)
+    assert "--force" in str(result.exception)
     assert path.read_text() == "mine"
     assert CliRunner().invoke(app, ["init", "--force"]).exit_code == 0
     assert path.stat().st_mode & 0o777 == 0o600
