@@ -223,35 +223,6 @@ def test_each_refused_record_is_in_one_dead_letter_after_a_kill_during_the_searc
     assert sorted(letter.event_id for letter in state.dead_letters) == sorted(sample.ids[index] for index in guilty)
 
 
-# Sizes ------------------------------------------------------------
-
-
-def test_batches_are_split_for_a_smaller_size_limit_and_only_an_oversized_record_is_dead_lettered(
-    shipper: Shipper, sample: Sample
-):
-    """The oversized record becomes a dead letter, and the others are delivered."""
-    limit, count = 50_000, 5000
-    lines = sample.lines[:count]
-    lines[4] = changed(lines[4], Username="x" * 60_000)
-    with sandbox(max_body_bytes=limit) as service:
-        shipper.target = service.target
-        result = shipper.backfill(write(shipper, lines), settings={**QUICK, "delivery.concurrency": 4})
-        assert (result.returncode, result.counts()) == (3, (count, count - 1, 1, 0, 0))
-        assert service.times_received() == dict.fromkeys(sample.ids[:4] + sample.ids[5:count], 1)
-        requests = service.requests()
-    (letter,) = shipper.read_state().dead_letters
-    assert (letter.rule, letter.status, letter.delivery) == ("too_large", 413, "rejected")
-    assert letter.message == "Request body is too large. The limit is 50000 bytes."
-    assert letter.raw == lines[4][:-1]
-    learned = log_lines(result, "batch_size_lowered")
-    assert min(line["max_bytes"] for line in learned) >= limit / 2
-    refused = [request for request in requests if request["status"] == 413]
-    # Some 350 kB each: a batch is halved three times, but only batches already in flight; the batch with the large
-    # record is halved until that record is alone.
-    assert 3 <= len(refused) <= 4 * 7 + 10
-    assert {request["status"] for request in requests[len(requests) // 2 :]} == {202}
-
-
 # Too many mistakes ----------------------------------------------------
 
 REFUSAL = b'{"statusCode":%d,"message":"Field SignupSource is missing."}'
@@ -418,30 +389,6 @@ def test_only_requests_aborted_by_a_stop_are_sent_again(sidecar: Sidecar):
     assert shipper.read_state().accepted == len(ids)
     assert Counter(fake.event_ids(fake.bodies[asked:])) == Counter(ids[saved:])
     assert set(fake.event_ids()) == set(ids)
-
-
-# Compression ------------------------------------------------------------
-
-
-@pytest.mark.parametrize("accept_gzip", [True, False])
-def test_bodies_are_compressed_unless_the_service_rejects_compression(
-    shipper: Shipper, sample: Sample, accept_gzip: bool
-):
-    lines = [*sample.lines[:400], poison(sample.lines[400]), *sample.lines[401:RECORDS]]
-    settings = {**QUICK, "delivery.compression": "gzip", "delivery.concurrency": 4, "batch.max_events": 100}
-    with sandbox(profile=Profile.STRICT, rejection=Rejection.WHOLE, accept_gzip=accept_gzip) as service:
-        shipper.target = service.target
-        result = shipper.backfill(write(shipper, lines), settings=settings)
-        assert (result.returncode, result.counts()) == (3, (RECORDS, RECORDS - 1, 1, 0, 0))
-        service.assert_holds_exactly(set(sample.ids[:RECORDS]) - {sample.ids[400]})
-        refused = len(service.requests(status=415))
-    assert [letter.raw for letter in shipper.read_state().dead_letters] == [lines[400][:-1]]
-    told_refusals = log_lines(result, "compression_refused")
-    if accept_gzip:
-        assert (refused, told_refusals) == (0, [])
-    else:
-        assert 1 <= refused <= 4, "only requests in flight are refused"
-        assert len(told_refusals) == 1
 
 
 # Rate ------------------------------------------------------------
