@@ -241,31 +241,6 @@ def test_a_token_file_replaced_in_time_avoids_refusals_and_one_replaced_late_end
     assert len(fake.event_ids()) == len(sidecar.ids)
 
 
-def test_the_token_command_is_run_again_when_its_token_is_refused(shipper: Shipper, fake: FakeService, sample: Sample):
-    shipper.target = fake.target
-    check = TokenCheck(fake, "token-0")
-    token, runs = shipper.folder / "token", shipper.folder / "runs"
-    program = shipper.folder / "give-token"
-    program.write_text(f"#!/bin/sh\necho run >> {runs}\ncat {token}\n")
-    program.chmod(0o700)
-    sidecar = Sidecar(shipper, sample, intake__token=f'{{ command = ["{program}"] }}')
-    sidecar.write()
-    sidecar.running.wait_for("delivery_paused")
-    assert [line["reason"] for line in log_lines(sidecar.running, "delivery_paused")] == ["credentials"]
-    assert fake.requests == 0
-    replace(token, "token-0")
-    sidecar.wait(fake)
-    before = len(runs.read_text().splitlines())
-    for number in range(1, 4):
-        replace(token, f"token-{number}")
-        check.token = f"token-{number}"
-        sidecar.deliver(fake, 50)
-    sidecar.stop()
-    assert len(runs.read_text().splitlines()) == before + 3, "once for each refused token"
-    assert len(log_lines(sidecar.running, "delivery_paused")) == 1
-    assert_no_loss(shipper, 160)
-
-
 # Subscription keys ----------------------------------------------------------------------------------------------------
 
 

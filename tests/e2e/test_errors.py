@@ -19,25 +19,6 @@ HASTY = {
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[batch", "not valid TOML"),
-        ('[batch]\nmax_events = "many"\n', "batch.max_events"),
-        ("[batch]\nmax_events = 0\n", "at least 1"),
-        ("[batch]\nmax_event = 5\n", "batch.max_event: unknown key; did you mean batch.max_events?"),
-        ('[intake]\nbase_url = "http://intake.example.com"\n', "intake.base_url"),
-    ],
-)
-def test_an_error_in_the_configuration_names_the_file(shipper: Shipper, file: Path, text: str, words: str):
-    shipper.config.write_text(text)
-    settings = {"state.directory": shipper.state}
-    result = shipper.run("validate", file, "--config", shipper.config, configured=False, settings=settings)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert words in result.stderr
-    assert str(shipper.config) in result.stderr
-
-
-@pytest.mark.parametrize(
     ("configured", "settings", "words"),
     [
         (False, {}, "intake: is missing: write [intake] with base_url, subscription_key and token"),

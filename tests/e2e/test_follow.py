@@ -59,6 +59,7 @@ def test_a_run_killed_while_files_grow_and_rotate_loses_nothing(
         goal = min(sent, service.stored + rng.randrange(1, 100))
         running.wait_until(partial(has_stored, goal), "some events")
         running.kill()
+        assert not (shipper.state / "stuck.json").exists(), "a record is suspect"
     assert shipper.read_state().accepted < sent, "the last run had finished when it was killed"
     running = tail.start()
     running.wait_until(lambda: shipper.read_state().accepted == sent, "all events are accounted for")

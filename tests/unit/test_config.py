@@ -573,6 +573,7 @@ def test_a_secret_that_is_invalid_in_a_header_is_refused_without_showing_it(unfi
     path.write_bytes(unfit.replace(b"a", CANARY.encode()))
     with pytest.raises(ConfigError) as caught:
         resolve_secret(SecretReference(file=str(path)), key="k")
+    assert caught.value.key == "k"
     assert CANARY not in repr((caught.value, caught.value.__cause__))
 
 
