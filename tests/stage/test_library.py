@@ -162,7 +162,8 @@ async def test_send_accepts_a_record_in_each_of_its_forms(bench: Bench):
         await shipper.send(line(3, ConsumerID=4) + b"\n")
         await shipper.send(line(4, ConsumerID=5).decode() + "\r\n")
         await shipper.send(msgspec.convert(record(5), ActivityEvent))
-    assert counts(shipper) == (6, 6, 0, 0, 0)
+        await shipper.send(record(0))
+    assert counts(shipper) == (7, 6, 0, 1, 0)
     assert shipper.summary.outcome == "finished"
     assert shipper.totals.accepted == 6
 
