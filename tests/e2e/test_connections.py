@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import ssl
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
 import trustme
 
+from tests.certificates import asking, context_of, demanding
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Result, Running, Shipper, Target
 from tests.e2e.fake_service import HANG, FakeService, Reply
@@ -147,34 +148,10 @@ def test_everything_is_delivered_to_a_service_that_moves_and_connections_are_kep
 # TLS ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-@dataclass
-class Files:
-    ca: Path
-    client: Path
-
-
-@pytest.fixture(scope="module")
-def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Files:
-    folder = tmp_path_factory.mktemp("certificates")
-    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
-    client = authority.issue_cert("client@example.com", common_name="the-client")
-    client.private_key_and_cert_chain_pem.write_to_path(str(folder / "client.pem"))
-    return Files(folder / "ca.pem", folder / "client.pem")
-
-
 @pytest.fixture
 def origin(authority: trustme.CA) -> Iterator[Origin]:
     """A TLS service that requires a client certificate."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    authority.configure_trust(context)
-    context.verify_mode = ssl.CERT_REQUIRED
-    with Origin(context=context) as origin:
+    with Origin(context=demanding(context_of(authority, "127.0.0.1"), authority, "1.3")) as origin:
         yield origin
 
 
@@ -195,22 +172,18 @@ def test_an_unusable_certificate_file_ends_the_command_at_startup(shipper: Shipp
 
 
 def test_a_client_certificate_is_sent_to_the_service_but_not_to_the_token_endpoint(
-    shipper: Shipper, origin: Origin, authority: trustme.CA, sample: Sample, files: Files, file: Path
+    shipper: Shipper, origin: Origin, authority: trustme.CA, ca: Path, client: SimpleNamespace, file: Path
 ):
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    authority.configure_trust(context)
-    context.verify_mode = ssl.CERT_OPTIONAL
     token = b'{"token_type":"Bearer","expires_in":3600,"access_token":"the-token"}'
     granted = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(token) + token
-    with Origin(granted, context=context) as endpoint:
+    with Origin(granted, context=asking(context_of(authority, "127.0.0.1"), authority)) as endpoint:
         shipper.config.write_text(
             f"""
             [intake]
             base_url = "{origin.url}"
             subscription_key = {{ env = "INTAKE_KEY" }}
-            ca_bundle = "{files.ca}"
-            client_certificate = "{files.client}"
+            ca_bundle = "{ca}"
+            client_certificate = "{client.one}"
             [intake.oauth2]
             token_url = "{endpoint.url}/token"
             client_id = "shipper"

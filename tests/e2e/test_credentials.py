@@ -16,6 +16,7 @@ import pytest
 import trustme
 
 from shipper.sandbox.options import CallLimit
+from tests.certificates import context_of
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper, Target, changed, sandbox
 from tests.e2e.fake_service import OK, FakeService, Reply
@@ -381,9 +382,7 @@ def assert_shows_nothing(text: str) -> None:
 @pytest.fixture(scope="module")
 def tls() -> ssl.SSLContext:
     """For a service with an untrusted certificate."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
-    return context
+    return context_of(trustme.CA(), "127.0.0.1")
 
 
 @pytest.fixture

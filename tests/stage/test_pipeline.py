@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -27,7 +26,6 @@ from tests.fakes import ScriptedEndpoint, answer
 from tests.stage.pipelines import (
     NOW_S,
     Source,
-    accounted_store,
     add_up,
     good,
     pipeline_of,
@@ -68,12 +66,6 @@ class MemoryStore:
 
     def saved_up_to(self) -> int:
         return max((checkpoint.end_offset for save in self.saves for checkpoint in save), default=0)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with accounted_store(tmp_path) as store:
-        yield store
 
 
 @pytest.fixture

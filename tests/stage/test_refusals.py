@@ -152,15 +152,6 @@ def test_a_success_that_reports_a_failure_and_names_records_accepts_none_and_sen
     assert [request.numbers for request in service.requests[1:]] == [[0, 1, 2, 4, 5, 6, 7, 8, 9], [3]]
 
 
-def test_a_success_with_a_requested_wait_holds_every_sender():
-    body = b'{"statusCode":429,"message":"Rate limit is exceeded. Try again in 7 seconds."}'
-    service = ServiceModel(script(None, None, None, answer(200, body=body)))
-    run(lambda: Delivery(service, senders=16), numbered(200))
-    held_from = service.requests[3].at + service.latency_s
-    assert service.requests_between(held_from, held_from + 7) == []
-    assert set(service.stored.values()) == {1}
-
-
 def test_a_refusal_after_a_failed_connection_is_not_ambiguous():
     service = ServiceModel(script(no_answer("connect_error", was_sent=False), answer(400)))
     assert not run(lambda: Delivery(service), [batch_of([1])]).refused[1].is_ambiguous
