@@ -141,17 +141,6 @@ def test_an_oversized_line_takes_no_memory_and_affects_no_other_record(
     assert result.peak_bytes < 150 << 20, "the line of 64 MB was held in memory"
 
 
-def test_more_settled_ranges_than_the_limit_do_not_stop_the_backfill(
-    shipper: Shipper, service: Service, sample: Sample
-):
-    file = shipper.folder / "bad.ndjson"
-    file.write_bytes(b"{}\n" * 4300 + sample.lines[0])
-    settings = {"batch.max_events": 1, "state.commit_interval_seconds": 0.2, "records.mistake_limit": 0}
-    result = shipper.backfill(file, settings=settings)
-    assert (result.returncode, result.counts()) == (3, (4301, 1, 4300, 0, 0))
-    service.assert_holds_exactly(sample.ids[:1])
-
-
 def test_a_line_is_sent_byte_for_byte_even_if_it_is_longer_than_a_read(
     shipper: Shipper, service: Service, sample: Sample
 ):
