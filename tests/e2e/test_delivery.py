@@ -399,7 +399,7 @@ def test_retries_and_concurrent_senders_stay_within_the_rate_and_each_request_ha
 ):
     shipper.target = fake.target
     fake.plan(*[OK, OK, Reply(status=503)] * 5, *(Reply(status=status) for status in (401, 400, 413)))
-    rate = 1000
+    rate = 2500
     settings = {**QUICK, "batch.max_events": 50, "delivery.concurrency": 8}
     settings["delivery.rate_limit_events_per_second"] = rate
     result = shipper.backfill(write(shipper, sample.lines[:2500]), "--log-level", "debug", settings=settings)
