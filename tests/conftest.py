@@ -16,7 +16,7 @@ from shipper.system.native import ENGINE
 
 # Show the values of failed assertions in these helpers, too.
 pytest.register_assert_rewrite("tests.e2e.driver", "tests.e2e.files", "tests.in_process")
-pytest_plugins = ["tests.reporter"]
+pytest_plugins = ["tests.certificates", "tests.reporter"]
 
 settings.register_profile("shipper", deadline=None)  # a busy machine must fail no test
 settings.load_profile("shipper")

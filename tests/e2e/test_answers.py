@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 import time
 from collections import Counter
@@ -162,23 +161,6 @@ def test_every_form_of_a_successful_answer_is_understood_and_nothing_is_accepted
     assert set(reasons) <= {"unreadable_answer", "html_answer", "throttled"}
 
 
-def test_known_records_after_an_unreadable_answer_are_ambiguous_and_do_not_reach_the_poison_limit(
-    shipper: Shipper, fake: FakeService, file: Path
-):
-    """The service stores the records, answers in an unknown form, and refuses the records when they are sent again."""
-    known = Reply(status=409, body=b'{"message":"EventId already exists"}')
-    fake.plan(*[Reply() for _ in range(130)])  # early refusals may be due to events sent by an earlier run
-    settings = {**ONE_SENDER, "batch.max_events": 2, "delivery.poison_limit": 3}
-    fake.plan(Reply(body=b'{"accepted":1,"rejected":0}'), *[known] * 3)
-    fake.plan(Reply(body=b'{"accepted":1,"rejected":1}'), known, known)
-    fake.plan(Reply(body=b'{"error":{"code":17}}'), *[known] * 3)
-    result = shipper.backfill(file, settings=settings)
-    assert (result.returncode, result.counts()) == (3, (300, 294, 6, 0, 0))
-    assert [line["reason"] for line in log_lines(result, "delivery_paused")] == ["unreadable_answer"] * 2
-    letters = shipper.read_state().dead_letters
-    assert [letter.delivery for letter in letters] == ["ambiguous"] * 6
-
-
 def test_records_stay_pending_while_the_service_refuses_them_and_after_a_long_retry_after(
     shipper: Shipper, fake: FakeService, sample: Sample, file: Path
 ):
@@ -228,29 +210,6 @@ def test_sigterm_during_a_backoff_retries_once_and_ends_in_time(shipper: Shipper
     assert_nothing_set_aside(shipper)
 
 
-def test_requests_carry_exactly_the_documented_headers_and_respect_the_size_limit(
-    shipper: Shipper, fake: FakeService, sample: Sample, file: Path
-):
-    proxies = {"HTTP_PROXY": "http://127.0.0.1:9", "ALL_PROXY": "http://127.0.0.1:9"}
-    settings = {"batch.max_bytes": 20_000, "input.max_record_bytes": 10_000}
-    result = shipper.backfill(file, settings=settings, env=proxies)
-    assert (result.returncode, result.counts()) == (0, (300, 300, 0, 0, 0))
-    headers = {name.lower(): value for name, value in fake.headers[0].items()}
-    assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-01", headers.pop("traceparent"))
-    assert headers.pop("host") == fake.target.base_url.removeprefix("http://")
-    assert int(headers.pop("content-length")) == len(fake.bodies[0])
-    assert headers.pop("user-agent").startswith("shipper/")
-    assert headers == {
-        "content-type": "application/json",
-        "cache-control": "no-cache",
-        "authorization": f"Bearer {fake.target.token}",
-        "ocp-apim-subscription-key": fake.target.subscription_key,
-    }
-    assert max(map(len, fake.bodies)) <= 20_000
-    assert min(sorted(map(len, fake.bodies))[1:]) > 19_000, "the batches are smaller than necessary"
-    assert sorted(fake.event_ids()) == sorted(sample.ids[:300])
-
-
 def test_everything_is_delivered_to_a_service_that_starts_later(shipper: Shipper, sample: Sample, file: Path):
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
@@ -266,25 +225,6 @@ def test_everything_is_delivered_to_a_service_that_starts_later(shipper: Shipper
         running.wait_until(lambda: len(late.event_ids()) == 300, "all events")
         assert running.stop().returncode == 0
         assert Counter(late.event_ids()) == Counter(sample.ids[:300])
-
-
-def test_backfill_gives_up_in_time_if_the_service_asks_one_request_to_wait_an_hour_and_accepts_another(
-    shipper: Shipper, fake: FakeService, file: Path
-):
-    """Of two requests in flight, one is told to wait; the other is accepted later."""
-    fake.plan(Reply(status=429, headers={"Retry-After": "3600"}), HANG)
-    settings = {**ONE_SENDER, "delivery.concurrency": 2, "delivery.give_up_after_seconds": 0.5}
-    running = shipper.start("backfill", file, "--summary", "json", settings=settings)
-    running.wait_for("delivery_paused")
-    fake.release()
-    result = running.finish()
-    assert (result.returncode, result.summary["outcome"]) == (4, "gave_up")
-    assert "nothing was accepted for 0.5 s" in result.summary["message"]
-    assert result.counts() == (300, 100, 0, 0, 200)
-    assert (fake.requests, len(fake.event_ids())) == (2, 100)
-
-    assert shipper.backfill(file, settings=ONE_SENDER).returncode == 0
-    assert len(set(fake.event_ids())) == 300
 
 
 @pytest.mark.parametrize("key", ["success", "false", "stored", "3", "t"])

@@ -30,10 +30,12 @@ def test_each_file_is_delivered_once_and_a_second_run_reads_only_appended_record
     (folder / "crlf.ndjson").write_bytes(crlf)
     large = shipper.folder / "large.ndjson"
     large.write_bytes(b"".join(sample.lines[450:10_000]))
-    first = shipper.backfill("exports", "exports/**/*.ndjson", folder / "0.ndjson", folder / "[3].ndjson", large)
+    files = ["exports", "exports/**/*.ndjson", folder / "0.ndjson", folder / "[3].ndjson", large]
+    first = shipper.backfill(*files, settings={"batch.max_bytes": 50_000, "input.max_record_bytes": 10_000})
     assert (first.returncode, first.counts()) == (0, (10_000, 10_000, 0, 0, 0))
     service.assert_holds_exactly(sample.ids[:10_000])
     assert service.received == 10_000
+    assert 49_000 < max(request["body_bytes"] for request in service.requests()) <= 50_000
     for wanted in [0, 9999, *rng.sample(range(10_000), 20)]:
         assert service.event(sample.ids[wanted])["raw"].encode() + b"\n" == sample.lines[wanted]
     assert large.stat().st_size in [checkpoint for *_, checkpoint in shipper.read_state().checkpoints]
@@ -137,17 +139,6 @@ def test_an_oversized_line_takes_no_memory_and_affects_no_other_record(
         offset += len(line) + length + 1
     assert [letter.start_offset for letter in state.dead_letters] == starts
     assert result.peak_bytes < 150 << 20, "the line of 64 MB was held in memory"
-
-
-def test_more_settled_ranges_than_the_limit_do_not_stop_the_backfill(
-    shipper: Shipper, service: Service, sample: Sample
-):
-    file = shipper.folder / "bad.ndjson"
-    file.write_bytes(b"{}\n" * 4300 + sample.lines[0])
-    settings = {"batch.max_events": 1, "state.commit_interval_seconds": 0.2, "records.mistake_limit": 0}
-    result = shipper.backfill(file, settings=settings)
-    assert (result.returncode, result.counts()) == (3, (4301, 1, 4300, 0, 0))
-    service.assert_holds_exactly(sample.ids[:1])
 
 
 def test_a_line_is_sent_byte_for_byte_even_if_it_is_longer_than_a_read(

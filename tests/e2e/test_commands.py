@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -149,34 +148,6 @@ def test_report_shows_what_was_shipped(shipper: Shipper, service: Service, sampl
         refused = shipper.run("report", *arguments)
         assert (refused.returncode, refused.stdout) == (code, ""), arguments
         assert word in refused.stderr
-
-
-def test_config_init_and_show_write_a_usable_file(shipper: Shipper, service: Service, sample: Sample):
-    created = shipper.run("config", "init", configured=False, check=False)
-    assert created.returncode == 0
-    path = shipper.folder / "shipper.toml"
-    assert path.stat().st_mode & 0o777 == 0o600
-    written = path.read_text()
-    tomllib.loads(written)
-
-    again = shipper.run("config", "init", configured=False)
-    assert again.returncode == 2
-    assert "--force" in again.stderr
-    assert path.read_text() == written
-
-    path.write_text(written.replace("https://intake.example.com", service.target.base_url))
-    shown = shipper.run("config", "show", configured=False, settings={"batch.max_events": 77})
-    assert shown.returncode == 0
-    settings = tomllib.loads(shown.stdout)
-    assert settings["intake"]["base_url"] == service.target.base_url
-    assert settings["intake"]["token"] == {"env": "INTAKE_TOKEN"}
-    assert settings["batch"]["max_events"] == 77
-    assert service.target.token not in shown.stdout
-
-    (shipper.folder / "events.ndjson").write_bytes(b"".join(sample.lines[:10]))
-    shipped = shipper.run("backfill", "events.ndjson", configured=False, settings={"state.directory": shipper.state})
-    assert shipped.returncode == 0
-    service.assert_holds_exactly(sample.ids[:10])
 
 
 def test_the_json_summary_is_the_last_line_of_stdout_and_the_text_summary_goes_to_stderr(

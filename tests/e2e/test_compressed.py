@@ -205,32 +205,6 @@ def test_intact_lines_of_corrupt_archives_are_delivered_and_the_archives_are_rep
     assert {Path(letter.path) for letter in shipper.read_state().dead_letters} <= set(flipped)
 
 
-def test_archives_with_trailing_text_or_without_the_last_byte_are_reported_and_yield_no_invented_record(
-    shipper: Shipper, service: Service, sample: Sample
-):
-    broken: list[Path] = []
-    whole: set[str] = set()
-    torn: set[str] = set()
-    for number, suffix in enumerate(COMPRESSIONS):
-        first = 300 * number
-        members = [COMPRESSIONS[suffix](b"".join(sample.lines[n : n + 100])) for n in range(first, first + 300, 100)]
-        for name, content in (
-            ("text", members[0] + members[1] + b"this is not part of it\n" * 30),
-            ("short", members[2][:-1]),
-        ):
-            broken.append(shipper.folder / f"{suffix}-{name}.log")
-            broken[-1].write_bytes(content)
-        whole.update(sample.ids[first : first + 200])
-        torn.update(sample.ids[first + 200 : first + 300])
-    result = shipper.backfill(shipper.folder / "*.log")
-    for path in broken:
-        assert_named(result, path)
-    times = service.times_received()
-    assert whole <= times.keys() <= whole | torn
-    assert set(times.values()) == {1}
-    assert shipper.read_state().dead_letters == ()
-
-
 def test_decompression_bombs_take_no_memory_and_affect_no_other_record(
     shipper: Shipper, service: Service, sample: Sample
 ):
@@ -249,27 +223,6 @@ def test_decompression_bombs_take_no_memory_and_affect_no_other_record(
     service.assert_holds_exactly(sample.ids[:8])
     assert shipper.read_state().rules == ["oversized"] * 4
     assert result.peak_bytes < 100 << 20, f"{result.peak_bytes >> 20} MiB were held"
-
-
-def test_a_member_with_a_large_window_or_block_takes_no_memory(shipper: Shipper, service: Service, sample: Sample):
-    """Its window or block is larger than the memory limit, so it is reported and refused, or read in pieces."""
-    if not shutil.which("zstd"):
-        pytest.skip("zstd is not installed")
-    for name, options in (("long", ["--long=31", "-1"]), ("deep", ["-1"])):
-        with (shipper.folder / f"{name}.zst").open("wb") as out:
-            packing = subprocess.Popen(["zstd", "-q", "-c", *options], stdin=subprocess.PIPE, stdout=out)
-            assert packing.stdin
-            packing.stdin.write(sample.lines[0] if name == "long" else sample.lines[1])
-            for _ in range(128):
-                packing.stdin.write(b"x" * (1 << 20))
-            packing.stdin.close()
-            assert packing.wait(20) == 0
-    (shipper.folder / "plain").write_bytes(sample.lines[2])
-    result = shipper.backfill("deep.zst", "long.zst", "plain", fresh=True)
-    assert result.returncode in {3, 4}
-    assert result.returncode == 3 or "long.zst" in result.stderr
-    assert service.holds(sample.ids[1:3])
-    assert result.peak_bytes < 120 << 20, f"{result.peak_bytes >> 20} MiB were held"
 
 
 @pytest.mark.long

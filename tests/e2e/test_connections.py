@@ -1,22 +1,22 @@
-"""Connections of the command: the service moves, disconnects, uses TLS, or is behind a proxy."""
+"""Connections of the command: the service moves, or uses TLS."""
 
 from __future__ import annotations
 
-import ssl
 import subprocess
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
 import trustme
 
+from tests.certificates import asking, context_of, demanding
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Result, Running, Shipper, Target
-from tests.e2e.fake_service import HANG, OK, RESET, STORE_AND_RESET, FakeService, Reply, events_of
-from tests.servers import Origin, Proxy
+from tests.e2e.fake_service import HANG, FakeService, Reply
+from tests.servers import Origin
 
 ONE_SENDER = {
     "delivery.concurrency": 1,
@@ -25,7 +25,6 @@ ONE_SENDER = {
     "batch.max_events": 10,
     "batch.linger_seconds": 0,
 }
-HASTY = {**ONE_SENDER, "delivery.give_up_after_seconds": 0.3}
 KEYS = ("fake-subscription-key", "fake-token")
 
 
@@ -146,84 +145,13 @@ def test_everything_is_delivered_to_a_service_that_moves_and_connections_are_kep
     assert move.new.event_ids() == sample.ids[10 * kept : pipe.fed]
 
 
-# The service disconnects ----------------------------------------------------------------------------------------------
-
-
-def test_idle_connections_closed_by_the_service_cause_no_retry(shipper: Shipper, fake: FakeService, sample: Sample):
-    """Whether announced or not, the next batch is delivered without a log line."""
-    shipper.target = fake.target
-    told, untold = Reply(headers={"Connection": "close"}), Reply(fault="close")
-    fake.plan(told, told, untold, untold)
-    pipe = Pipe(shipper, sample, ONE_SENDER)
-    for number in range(1, 5):
-        pipe.feed()
-        pipe.running.wait_until(
-            lambda number=number: fake.answered == number and not fake.connections,
-            "the request is answered and the connection closed",
-        )
-    pipe.feed()
-    result = pipe.finish()
-    assert (result.returncode, result.counts()) == (0, (50, 50, 0, 0, 0))
-    assert result.summary["retries"] == 0
-    assert fake.event_ids() == sample.ids[:50]
-    assert "retry" not in result.stderr
-
-
-def test_a_connection_closed_while_it_is_reused_causes_no_log_line_and_no_loss(
-    shipper: Shipper, fake: FakeService, sample: Sample
-):
-    """Whether or not the service stored the records."""
-    shipper.target = fake.target
-    fake.plan(OK, RESET, OK, STORE_AND_RESET)
-    file = shipper.folder / "events.ndjson"
-    file.write_bytes(b"".join(sample.lines[:50]))
-    result = shipper.backfill(
-        file,
-        settings={**ONE_SENDER, "delivery.retry_initial_seconds": 30, "delivery.retry_max_seconds": 30},
-        limit_s=20,
-    )
-    assert (result.returncode, result.counts()) == (0, (50, 50, 0, 0, 0))
-    assert fake.requests == 7
-    assert fake.bodies[1] == fake.bodies[2]
-    assert fake.bodies[3] == fake.bodies[4]
-    assert Counter(fake.event_ids()) == Counter(sample.ids[:50] + sample.ids[20:30]), (
-        "only stored records are received twice"
-    )
-    assert "retry_scheduled" not in result.stderr
-    assert "delivery_paused" not in result.stderr
-
-
-# TLS and proxies ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-@dataclass
-class Files:
-    ca: Path
-    client: Path
-
-
-@pytest.fixture(scope="module")
-def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Files:
-    folder = tmp_path_factory.mktemp("certificates")
-    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
-    client = authority.issue_cert("client@example.com", common_name="the-client")
-    client.private_key_and_cert_chain_pem.write_to_path(str(folder / "client.pem"))
-    return Files(folder / "ca.pem", folder / "client.pem")
+# TLS ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def origin(authority: trustme.CA) -> Iterator[Origin]:
     """A TLS service that requires a client certificate."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    authority.configure_trust(context)
-    context.verify_mode = ssl.CERT_REQUIRED
-    with Origin(context=context) as origin:
+    with Origin(context=demanding(context_of(authority, "127.0.0.1"), authority, "1.3")) as origin:
         yield origin
 
 
@@ -232,11 +160,6 @@ def file(shipper: Shipper, sample: Sample) -> Path:
     path = shipper.folder / "events.ndjson"
     path.write_bytes(b"".join(sample.lines[:30]))
     return path
-
-
-def event_ids(origin: Origin) -> list[object]:
-    bodies = [request.partition(b"\r\n\r\n")[2] for request in origin.requests]
-    return [event["EventId"] for body in bodies for event in events_of(body)]
 
 
 def test_an_unusable_certificate_file_ends_the_command_at_startup(shipper: Shipper, origin: Origin, file: Path):
@@ -249,22 +172,18 @@ def test_an_unusable_certificate_file_ends_the_command_at_startup(shipper: Shipp
 
 
 def test_a_client_certificate_is_sent_to_the_service_but_not_to_the_token_endpoint(
-    shipper: Shipper, origin: Origin, authority: trustme.CA, sample: Sample, files: Files, file: Path
+    shipper: Shipper, origin: Origin, authority: trustme.CA, ca: Path, client: SimpleNamespace, file: Path
 ):
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    authority.configure_trust(context)
-    context.verify_mode = ssl.CERT_OPTIONAL
     token = b'{"token_type":"Bearer","expires_in":3600,"access_token":"the-token"}'
     granted = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(token) + token
-    with Origin(granted, context=context) as endpoint:
+    with Origin(granted, context=asking(context_of(authority, "127.0.0.1"), authority)) as endpoint:
         shipper.config.write_text(
             f"""
             [intake]
             base_url = "{origin.url}"
             subscription_key = {{ env = "INTAKE_KEY" }}
-            ca_bundle = "{files.ca}"
-            client_certificate = "{files.client}"
+            ca_bundle = "{ca}"
+            client_certificate = "{client.one}"
             [intake.oauth2]
             token_url = "{endpoint.url}/token"
             client_id = "shipper"
@@ -283,44 +202,3 @@ def test_a_client_certificate_is_sent_to_the_service_but_not_to_the_token_endpoi
     assert len(endpoint.clients) > asked, "`check` contacts the endpoint, too"
     assert set(endpoint.clients) == {""}
     assert set(origin.clients) == {"the-client"}
-
-
-def test_errors_about_certificates_and_proxies_name_the_remedy_and_the_proxy_password_stays_secret(
-    shipper: Shipper, origin: Origin, sample: Sample, files: Files, file: Path
-):
-    shipper.target = Target(origin.url, *KEYS)
-    hasty = {
-        **HASTY,
-        "intake.proxy_username": "the-proxy-user",
-        "intake.proxy_password.env": "PROXY_PASSWORD",
-        "log.level": "debug",
-    }
-    trusting = {**hasty, "intake.ca_bundle": files.ca}
-    showing = {**trusting, "intake.client_certificate": files.client}
-    with Proxy(user="the-proxy-user", password="the-proxy-password") as proxy:
-        refused = [
-            (hasty, "the-proxy-password", "tls", "see intake.ca_bundle"),
-            (trusting, "the-proxy-password", "tls", "see intake.client_certificate"),
-            (showing, "another-proxy-password", "proxy", f"the proxy {proxy.url} requires"),
-        ]
-        shown = []
-        for settings, password, reason, remedy in refused:
-            settings = {**settings, "intake.proxy": proxy.url}
-            result = shipper.backfill(file, settings=settings, env={"PROXY_PASSWORD": password})
-            assert (result.returncode, result.counts()) == (4, (30, 0, 0, 0, 30)), remedy
-            assert f'"reason":"{reason}"' in result.stderr
-            assert remedy in result.summary["message"]
-            assert origin.requests == []
-            shown += [result.stdout, result.stderr]
-        accepted = origin.accepted
-        result = shipper.backfill(file, settings=settings, env={"PROXY_PASSWORD": "the-proxy-password"})
-        shown += [result.stdout, result.stderr]
-    assert (result.returncode, result.counts()) == (0, (30, 30, 0, 0, 0))
-    assert Counter(event_ids(origin)) == Counter(sample.ids[:30])
-    assert origin.accepted == accepted + 1
-    assert set(origin.peers) == {"the-client"}
-    assert all(b"roxy" not in request.partition(b"\r\n\r\n")[0] for request in origin.requests)
-    assert all(head.startswith(b"CONNECT ") and b"fake-token" not in head for head in proxy.heads)
-    for text in shown:
-        assert "proxy-password" not in text
-        assert "the-proxy-user" not in text

@@ -97,19 +97,6 @@ def test_retry_ends_a_pause_at_once_and_reports_the_outcome(
     assert running.stop().returncode == 0
 
 
-def test_retry_ends_a_backoff_of_an_hour(
-    start: Start, folder: Path, shipper: Shipper, fake: FakeService, sample: Sample
-):
-    shipper.target = fake.target
-    fake.plan(Reply(status=503))
-    append(folder / "a.ndjson", sample.lines[:10])
-    running = start(settings=LONG)
-    running.wait_for("retry_scheduled")
-    assert retry(shipper).returncode == 0
-    running.wait_until(lambda: len(fake.stored) == 1, "the batch")
-    assert running.stop().returncode == 0
-
-
 def test_retry_rereads_input_that_is_held_back(
     start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample
 ):

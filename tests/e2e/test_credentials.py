@@ -16,6 +16,7 @@ import pytest
 import trustme
 
 from shipper.sandbox.options import CallLimit
+from tests.certificates import context_of
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper, Target, changed, sandbox
 from tests.e2e.fake_service import OK, FakeService, Reply
@@ -157,38 +158,6 @@ def test_tokens_with_a_lifetime_of_three_seconds_are_renewed_in_time_under_load(
     assert sum(result.summary["retries"] for result in results) == len(refused)
 
 
-@pytest.mark.early
-def test_a_token_is_used_until_it_expires_while_the_endpoint_is_down_and_then_delivery_pauses(
-    shipper: Shipper, service: Service, fake: FakeService, sample: Sample
-):
-    """The endpoint announces a lifetime of six seconds; the service would accept the token for longer."""
-    token = {"token_type": "Bearer", "expires_in": 6, "access_token": service.target.token}
-    fake.default = granted = Reply(status=200, body=json.dumps(token).encode())
-    use_oauth2(shipper, {**service.access(), "token_url": fake.target.base_url})
-    sidecar = Sidecar(shipper, sample)
-    sidecar.deliver(service)
-    fake.default = Reply(status=503)
-    sidecar.running.wait_for("token_refresh_failed")
-    failed = log_lines(sidecar.running, "token_refresh_failed")[0]
-    assert (failed["reason"], failed["has_token"]) == ("token_endpoint", True)
-    while "delivery_paused" not in sidecar.running.stderr:
-        sidecar.write(1)
-        sidecar.running.wait_until(
-            lambda: service.stored == len(sidecar.ids) or "delivery_paused" in sidecar.running.stderr,
-            "delivered or paused",
-        )
-    assert service.stored > 10, "the token was not used until it expired"
-    assert [line["reason"] for line in log_lines(sidecar.running, "delivery_paused")] == ["token_endpoint"]
-    fake.default = granted
-    sidecar.wait(service)
-    sidecar.deliver(service)
-    sidecar.stop()
-    assert service.requests(status=401) == []
-    assert service.times_received() == dict.fromkeys(sidecar.ids, 1)
-    assert "token_recovered" in sidecar.running.stderr
-    assert_no_loss(shipper, len(sidecar.ids))
-
-
 def test_delivery_waits_without_a_token_until_the_endpoint_works_and_the_client_secret_is_correct(
     shipper: Shipper, sample: Sample
 ):
@@ -271,31 +240,6 @@ def test_a_token_file_replaced_in_time_avoids_refusals_and_one_replaced_late_end
     sidecar.stop()
     assert_no_loss(shipper, len(sidecar.ids))
     assert len(fake.event_ids()) == len(sidecar.ids)
-
-
-def test_the_token_command_is_run_again_when_its_token_is_refused(shipper: Shipper, fake: FakeService, sample: Sample):
-    shipper.target = fake.target
-    check = TokenCheck(fake, "token-0")
-    token, runs = shipper.folder / "token", shipper.folder / "runs"
-    program = shipper.folder / "give-token"
-    program.write_text(f"#!/bin/sh\necho run >> {runs}\ncat {token}\n")
-    program.chmod(0o700)
-    sidecar = Sidecar(shipper, sample, intake__token=f'{{ command = ["{program}"] }}')
-    sidecar.write()
-    sidecar.running.wait_for("delivery_paused")
-    assert [line["reason"] for line in log_lines(sidecar.running, "delivery_paused")] == ["credentials"]
-    assert fake.requests == 0
-    replace(token, "token-0")
-    sidecar.wait(fake)
-    before = len(runs.read_text().splitlines())
-    for number in range(1, 4):
-        replace(token, f"token-{number}")
-        check.token = f"token-{number}"
-        sidecar.deliver(fake, 50)
-    sidecar.stop()
-    assert len(runs.read_text().splitlines()) == before + 3, "once for each refused token"
-    assert len(log_lines(sidecar.running, "delivery_paused")) == 1
-    assert_no_loss(shipper, 160)
 
 
 # Subscription keys ----------------------------------------------------------------------------------------------------
@@ -438,9 +382,7 @@ def assert_shows_nothing(text: str) -> None:
 @pytest.fixture(scope="module")
 def tls() -> ssl.SSLContext:
     """For a service with an untrusted certificate."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
-    return context
+    return context_of(trustme.CA(), "127.0.0.1")
 
 
 @pytest.fixture

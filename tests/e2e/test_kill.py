@@ -13,12 +13,10 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-import pytest
-
 from shipper.sandbox.samples import sample_lines
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper, event_ids, wait_until
-from tests.e2e.fake_service import HANG, OK, FakeService
+from tests.e2e.fake_service import HANG, FakeService
 
 KILLS = 6
 EVENTS = 8000
@@ -117,6 +115,8 @@ def test_backfill_killed_at_random_moments_loses_nothing(
         assert (state.read, state.accepted, state.duplicates) == (EVENTS + len(bad), EVENTS, 0)
         assert sorted(letter.raw + b"\n" for letter in state.dead_letters) == sorted(bad.values())
     assert cuts >= KILLS / 2, "too few were killed in mid-work"
+    file.with_suffix(".again").write_bytes(b"".join(lines))
+    assert shipper.backfill(file.with_suffix(".again")).counts() == (EVENTS, 0, 0, EVENTS, 0)
     print(f"{kills} kills, {cuts} while events were sent, {service.received - EVENTS} events sent again")
 
 
@@ -237,23 +237,3 @@ def test_an_outstanding_answer_holds_the_checkpoint_back(shipper: Shipper, fake:
     position = sample.ids.index(first[0])
     assert again.counts() == (600 - position, 600 - position, 0, 0, 0)
     assert set(fake.event_ids(fake.bodies[6:])) == set(sample.ids[position:600])
-
-
-@pytest.mark.parametrize("command", ["backfill", "pipe"])
-def test_an_event_without_an_answer_is_sent_again_after_a_kill(
-    shipper: Shipper, fake: FakeService, sample: Sample, command: str
-):
-    shipper.target = fake.target
-    fake.default = HANG
-    file = shipper.folder / "events.ndjson"
-    file.write_bytes(b"".join(sample.lines[:50]))
-    arguments = [command, *([file] if command == "backfill" else [])]
-    with file.open("rb") as stdin:
-        running = shipper.start(*arguments, settings={"batch.linger_seconds": 0}, stdin=stdin)
-        running.wait_until(lambda: fake.requests, "a first request")
-        running.kill()
-    assert shipper.read_state().accepted == 0
-    fake.default = OK
-    again = shipper.run(*arguments, "--summary", "json")
-    assert (again.returncode, again.counts()) == (0, (50, 50, 0, 0, 0))
-    assert fake.event_ids(fake.bodies[1:]) == sample.ids[:50]

@@ -139,17 +139,6 @@ def test_records_taken_before_a_kill_are_delivered_after_the_next_start(
     assert not list(Path(shipper.state, "spool").iterdir())
 
 
-def test_all_records_sent_by_an_application_arrive_and_the_counts_add_up(
-    shipper: Shipper, service: Service, sample: Sample, embed: Embed
-):
-    lines = [*sample.lines[:2000], b'{"bad": 1}\n', sample.lines[0]]
-    result = embed(lines, "send_many").finish()
-    assert (result.returncode, result.counts()) == (0, (2002, 2000, 1, 1, 0))
-    assert result.summary["outcome"] == "finished"
-    service.assert_holds_exactly(sample.ids[:2000])
-    assert [letter.raw for letter in shipper.read_state().dead_letters] == [b'{"bad": 1}']
-
-
 def test_undelivered_records_are_delivered_by_the_next_process_on_the_state_directory(
     shipper: Shipper, service: Service, fake: FakeService, sample: Sample, embed: Embed
 ):
@@ -180,20 +169,6 @@ def test_undelivered_records_are_delivered_by_the_next_process_on_the_state_dire
             counts = (state.read, state.accepted, state.dead_lettered, state.duplicates, 0)
         assert counts == (501, 501, 0, 0, 0), follower
         service.assert_holds_exactly(sample.ids[:501])
-
-
-def test_a_command_refuses_the_state_directory_of_a_running_application(
-    shipper: Shipper, fake: FakeService, sample: Sample, embed: Embed
-):
-    shipper.target = fake.target
-    fake.default = HANG
-    running = embed(sample.lines[:10], settings={"BATCH__LINGER_SECONDS": "0"})
-    running.wait_until(lambda: fake.requests, "it ships")
-    refused = shipper.run("pipe", check=False)
-    assert refused.returncode == 5
-    assert str(running.pid) in refused.stderr
-    fake.release()
-    assert running.finish().counts() == (10, 10, 0, 0, 0)
 
 
 def test_the_documented_example_runs_and_logs_nothing_to_stdout(shipper: Shipper, service: Service, embed: Embed):

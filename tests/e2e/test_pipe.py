@@ -20,52 +20,11 @@ from tests.e2e.fake_service import HANG, FakeService
 from tests.e2e.files import COMPRESSIONS
 
 
-def test_every_event_is_delivered_once_and_segments_are_deleted_while_input_arrives(
-    shipper: Shipper, service: Service, sample: Sample
-):
-    """The spool hardly exceeds its limit, though the input is many times larger."""
-    count = 20_000
-    file = shipper.folder / "events.ndjson"
-    file.write_bytes(b"".join(sample.lines[:count]))
-    settings = {
-        "spool.segment_bytes": 200_000,
-        "spool.max_bytes": 400_000,
-        "state.commit_interval_seconds": 0.01,
-        "batch.linger_seconds": 0.01,
-    }
-    held = [0]
-    with subprocess.Popen(["cat", file], stdout=subprocess.PIPE) as producer:
-        running = shipper.start("pipe", "--summary", "json", stdin=producer.stdout, settings=settings)
-        running.wait_until(lambda: held.append(spooled_bytes(shipper)) or running.has_ended, "the end", limit_s=30)
-        result = running.finish()
-    assert (result.returncode, result.counts()) == (0, (count, count, 0, 0, 0))
-    service.assert_holds_exactly(sample.ids[:count])
-    assert service.received == count
-    # One read of a mebibyte may exceed the limit.
-    assert 200_000 < max(held) < 400_000 + (2 << 20) < file.stat().st_size
-    assert list(Path(shipper.state, "spool").iterdir()) == [], "settled segments stay on the disk"
-
-
 def spooled_bytes(shipper: Shipper) -> int:
     try:
         return sum(path.stat().st_size for path in Path(shipper.state, "spool").glob("*"))
     except FileNotFoundError:
         return 0  # deleted after the listing
-
-
-def test_a_file_as_standard_input_is_read_from_its_current_offset_and_leaves_nothing_for_a_second_pipe(
-    shipper: Shipper, service: Service, sample: Sample
-):
-    """A last line without newline is delivered, too."""
-    file = shipper.folder / "events.ndjson"
-    file.write_bytes(b"".join(sample.lines[:100]).rstrip())
-    with file.open("rb") as stdin:
-        stdin.seek(len(sample.lines[0]))
-        stdin.flush()
-        first = shipper.run("pipe", "--summary", "json", stdin=stdin)
-    assert (first.returncode, first.counts()) == (0, (99, 99, 0, 0, 0))
-    assert shipper.pipe(b"".join(sample.lines[100:150])).counts() == (50, 50, 0, 0, 0)
-    assert service.times_received() == dict.fromkeys(sample.ids[1:150], 1)
 
 
 def test_an_endless_line_and_a_torn_last_line_take_no_memory_and_affect_no_other_record(

@@ -171,25 +171,3 @@ def test_the_log_does_not_repeat_records_or_secrets_quoted_in_a_failure(
     assert result.returncode == returncode
     assert fake.requests > len(failures), "not every failure has occurred"
     assert_says_nothing(result.stderr + result.stdout, _secrets(shipper))
-
-
-def test_an_unsendable_secret_is_named_by_its_setting_and_not_shown(shipper: Shipper, service: Service, sample: Sample):
-    file = shipper.folder / "events.ndjson"
-    file.write_bytes(sample.lines[0])
-    shipper.target = service.target._replace(token="canary\ntöken-→")
-    result = shipper.backfill(file, settings={"delivery.give_up_after_seconds": 0.1})
-    assert result.returncode in {2, 4}, result
-    assert "token" in result.stderr
-    assert_says_nothing(result.stderr + result.stdout, ["canary", "töken"])
-
-
-def test_a_secret_file_that_others_can_read_is_refused(shipper: Shipper, service: Service, sample: Sample):
-    token = shipper.folder / "token"
-    token.write_text(service.target.token + "\n")
-    token.chmod(0o644)
-    file = shipper.folder / "events.ndjson"
-    file.write_bytes(sample.lines[0])
-    refused = shipper.backfill(file, settings={"intake.token": f'{{ file = "{token}" }}'})
-    assert refused.returncode == 2
-    assert str(token) in refused.stderr
-    assert "intake.token" in refused.stderr

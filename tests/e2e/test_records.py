@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 
 import pytest
 
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import QUICK, Shipper, changed
-from tests.e2e.fake_service import HANG, FakeService, Reply, events_of
+from tests.e2e.driver import Shipper, changed
+from tests.e2e.fake_service import FakeService, Reply, events_of
 
 REFUSED = b"refuse this one"
 ONE_SENDER = {"delivery.concurrency": 1}
@@ -152,41 +151,6 @@ def test_records_with_one_event_id_are_sent_until_one_is_accepted(shipper: Shipp
     assert shipper.run("dead-letters", "replay", "--summary", "json").counts() == (3, 0, 3, 0, 0)
 
 
-def test_a_waiting_corrected_record_is_sent_without_further_input(shipper: Shipper, fake: FakeService, sample: Sample):
-    fake.default = refusing(fake)
-    path = shipper.folder / "app.ndjson"
-    path.write_bytes(refused(sample.lines[0]) + sample.lines[0])
-    running = shipper.start("run", settings={**QUICK, **ONE_SENDER, "input.include": f'["{path}"]'})
-    running.wait_until(lambda: fake.event_ids() == sample.ids[:1], "the corrected record is stored")
-    with path.open("ab") as file:
-        file.write(refused(sample.lines[1]))
-    running.wait_until(lambda: fake.requests == 3, "the second bad record was sent")
-    with path.open("ab") as file:
-        file.write(sample.lines[1])
-    running.wait_until(lambda: fake.event_ids() == sample.ids[:2], "the corrected record is accepted")
-    running.stop()
-    state = shipper.read_state()
-    assert (state.read, state.accepted, state.dead_lettered, state.duplicates) == (4, 2, 2, 0)
-
-
-def test_a_duplicate_is_not_sent_while_the_first_record_has_no_answer(
-    shipper: Shipper, fake: FakeService, sample: Sample
-):
-    fake.plan(HANG)
-    settings = {"delivery.concurrency": 4, "batch.max_events": 10}
-    running = shipper.start("pipe", "--summary", "json", settings=settings, stdin=subprocess.PIPE)
-    running.stdin.write(b"".join(sample.lines[:10]))
-    running.stdin.flush()
-    running.wait_until(lambda: fake.requests == 1, "the first ten requests hang")
-    running.stdin.write(b"".join(sample.lines[:10] * 2 + sample.lines[10:20]))
-    running.stdin.close()
-    running.wait_until(lambda: len(fake.stored) == 1, "the following records are delivered")
-    assert fake.event_ids() == sample.ids[10:20]
-    fake.release()
-    assert running.finish().counts() == (40, 20, 0, 20, 0)
-    assert sorted(fake.event_ids()) == sorted(sample.ids[:20])
-
-
 def test_a_replay_sends_every_letter_even_several_with_one_event_id(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
@@ -203,20 +167,6 @@ def test_a_replay_sends_every_letter_even_several_with_one_event_id(
     fake.default = Reply()
     assert shipper.run("dead-letters", "replay", "--summary", "json").counts() == (1, 1, 0, 0, 0)
     assert shipper.read_state().dead_letters == ()
-
-
-def test_records_with_an_empty_event_id_are_not_duplicates_of_each_other(
-    shipper: Shipper, fake: FakeService, sample: Sample
-):
-    settings = {"records.relax": '["event_id"]', **ONE_SENDER}
-    lines = [changed(line, EventId="") for line in sample.lines[:20]]
-    assert shipper.pipe(b"".join(lines), settings=settings).counts() == (20, 20, 0, 0, 0)
-    assert len(fake.stored) == 1, "they share one batch"
-    fake.default = refusing(fake)
-    lines[5] = refused(lines[5])
-    result = shipper.pipe(b"".join(lines), settings=settings)
-    assert result.counts() == (20, 19, 1, 0, 0)
-    assert [letter.raw + b"\n" for letter in shipper.read_state().dead_letters] == [lines[5]]
 
 
 # Newlines within records ----------------------------------------------------------------------------------------------

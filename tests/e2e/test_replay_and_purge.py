@@ -5,12 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sqlite3
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -178,60 +175,6 @@ def test_a_replay_is_refused_while_a_pipe_is_running(shipper: Shipper, service: 
 
 
 # Quota --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_run_at_its_quota_waits_and_resumes_after_a_purge(shipper: Shipper, service: Service, sample: Sample):
-    file = shipper.folder / "events.ndjson"
-    file.write_bytes(b"broken\n" * 3 + b"".join(sample.lines[:50]))
-    settings = {
-        "state.dead_letter_max_bytes": 1200,
-        "state.commit_interval_seconds": 0.05,
-        "batch.max_events": 1,
-        "input.format": "ndjson",
-    }
-    running = shipper.start("backfill", file, "--summary", "json", settings=settings)
-    running.wait_for("dead_letters_full")
-    time.sleep(0.5)
-    assert running.stderr.count("delivery_paused") == 1
-    assert not running.has_ended
-    assert letters(shipper, "purge", "--reason", "json", "--yes", check=False).returncode == 0
-    result = running.finish()
-    assert (result.returncode, result.counts()) == (3, (53, 50, 3, 0, 0))
-    assert "delivery_resumed" in result.stderr
-    assert (shipper.read_state().purged, len(shipper.read_state().dead_letters)) == (2, 1)
-    service.assert_holds_exactly(sample.ids[:50])
-
-
-def test_a_run_at_its_quota_gives_up_and_the_next_run_resumes_once_letters_have_expired(
-    shipper: Shipper, service: Service, sample: Sample
-):
-    file = shipper.folder / "events.ndjson"
-    file.write_bytes(b"broken\n" * 3 + b"".join(sample.lines[:50]))
-    settings = {"batch.max_events": 1, "delivery.give_up_after_seconds": 0.5, "input.format": "ndjson"}
-    result = shipper.backfill(file, settings={**settings, "state.dead_letter_max_bytes": 1200})
-    assert result.returncode == 4
-    assert result.summary
-    assert (result.summary["outcome"], result.summary["dead_lettered"]) == ("gave_up", 2)
-    assert "state.dead_letter_max_bytes" in result.stderr
-    assert shipper.backfill(file, settings=settings).returncode == 3
-    service.assert_holds_exactly(sample.ids[:50])
-    assert len(shipper.read_state().dead_letters) == 3
-
-    for number, is_day_later in ((50, False), (51, False), (52, True)):
-        if is_day_later:
-            with closing(sqlite3.connect(shipper.state / "state.db")) as db, db:
-                assert db.execute("UPDATE expiry SET looked_at = looked_at - 86400").rowcount == 1
-        settings = {"state.dead_letter_retention_days": 1e-9}
-        running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings=settings)
-        if is_day_later:
-            running.wait_for("dead_letters_expired")
-        running.stdin.write(sample.lines[number])
-        running.stdin.close()
-        result = running.finish()
-        assert result.counts() == (1, 1, 0, 0, 0)
-        assert len(shipper.read_state().dead_letters) == (0 if is_day_later else 3)
-    assert '"count":3' in result.stderr
-    assert shipper.read_state().purged == 3
 
 
 def test_the_rest_of_a_pipe_stopped_at_the_quota_is_left_to_the_next_start(

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from tests.e2e.driver import Service, Shipper, event_ids
+from tests.e2e.driver import Service, Shipper
 from tests.e2e.fake_service import HANG, FakeService
 from tests.e2e.files import Tail, log_lines, open_files, warnings_of, where_permissions_hold
 
@@ -100,7 +100,7 @@ def test_a_busy_file_that_begins_like_a_quiet_one_is_not_delayed(tail: Tail, shi
     }
     for content in rows:
         (tail.folder / f"quiet.{content}").write_bytes(rows[content][0])
-    tail.start(["*.ndjson", "*.csv"], input__rotate_wait_seconds=2, input__format="auto")
+    tail.start(["*.ndjson", "*.csv"], input__rotate_wait_seconds=0.5, input__format="auto")
     tail.running.wait_until(lambda: len(log_lines(tail.running, "source_opened")) == 2, "the quiet files are open")
     tail.append(4000, 4001, "more.ndjson")
     tail.wait([4000])
@@ -267,22 +267,4 @@ def test_special_files_are_refused_once_and_files_written_by_shipper_are_never_a
     tail.append(20, 30)
     tail.wait(30)
     assert tail.running.stop().returncode == 0
-    service.assert_holds_exactly(tail.ids(30))
-
-
-def test_dead_letters_exported_into_the_state_directory_are_never_an_input(
-    tail: Tail, shipper: Shipper, service: Service
-):
-    tail.file.write_bytes(b"".join(tail.sample.lines[:10]) + b'{"bad": 1}\n')
-    assert shipper.backfill(tail.file).counts() == (11, 10, 1, 0, 0)
-    exported = shipper.run("dead-letters", "export")
-    assert event_ids(tail.sample.lines[:1])[0] not in exported.stdout
-    (shipper.state / "dead-letters.ndjson").write_text(exported.stdout)
-    tail.append(10, 20)
-    result = shipper.backfill(shipper.folder / "logs", shipper.folder / "**" / "*.ndjson")
-    assert (result.returncode, result.counts()) == (0, (10, 10, 0, 0, 0))
-    tail.append(20, 30)
-    tail.start([GLOB, str(shipper.state / "*"), str(shipper.folder / "**" / "*.ndjson")])
-    tail.wait(30)
-    tail.stop(30, dead_lettered=1)
     service.assert_holds_exactly(tail.ids(30))

@@ -1,4 +1,4 @@
-"""The sandbox as a process: killed and restarted, several at once, malformed requests, all faults."""
+"""The sandbox as a process: killed and restarted, several at once, malformed requests."""
 
 from __future__ import annotations
 
@@ -143,22 +143,6 @@ def test_every_acknowledged_batch_survives_a_kill(shipper: Shipper, sample: Samp
         assert service.event(sample.ids[first.start])["times_received"] == 2
 
 
-def test_a_client_loses_nothing_under_all_faults(shipper: Shipper, sample: Sample):
-    file = shipper.folder / "events.ndjson"
-    file.write_bytes(b"".join(sample.lines[:5000]))
-    quick = {"batch.max_events": 50, "delivery.retry_initial_seconds": 0.01, "delivery.retry_max_seconds": 0.05}
-    with sandbox(shipper, "--seed", str(SEED), "--fault", "chance probability=0.2") as service:
-        shipper.target = service.target
-        result = shipper.backfill(file, settings=quick, limit_s=120)
-        assert (result.returncode, result.counts()) == (0, (5000, 5000, 0, 0, 0))
-        service.assert_holds_exactly(sample.ids[:5000])
-        assert service.counts()["duplicates"] > 0, "no answer was lost"
-        (rule,) = service.ask("faults")["fault"]
-        assert rule["applied"] > 10
-        faults = {entry["fault"] for entry in service.ask("requests?limit=10000")["requests"]}
-        assert len(faults) > 3, faults
-
-
 # Malformed requests; `tests/fuzz/requests.py` tests more of them, behind the HTTP library
 
 
@@ -227,17 +211,3 @@ def test_malformed_requests_cause_no_server_error_and_no_traceback(shipper: Ship
         assert service.running.stderr == ""
     assert {200, 202, 400, 401, 404} <= statuses.keys(), statuses
     assert statuses.total() - statuses[0] > RUBBISH // 2, statuses
-
-
-def test_a_port_or_store_in_use_by_another_sandbox_is_a_usage_error(shipper: Shipper):
-    store = shipper.folder / "events.db"
-    with sandbox(shipper, "--store", store) as service:
-        port = str(httpx.URL(service.target.base_url).port)
-        taken = shipper.run("sandbox", "--port", port, configured=False, check=False)
-        place = f"shipper: sandbox: port: 127.0.0.1:{port}"
-        expected = f"{place} is in use by another program; choose another port (0 = any free one)\n"
-        assert (taken.returncode, taken.stdout, taken.stderr) == (2, "", expected)
-        shared = shipper.run("sandbox", "--port", "0", "--store", store, configured=False, check=False)
-        assert (shared.returncode, shared.stdout) == (2, "")
-        assert "is in use by another sandbox" in shared.stderr
-        assert service.running.stop().returncode == 0

@@ -6,7 +6,6 @@ import os
 import pty
 import re
 import signal
-import ssl
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from threading import Thread
 import pytest
 import trustme
 
+from tests.certificates import context_of
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import SHIPPER, Result, Shipper, Target
 from tests.e2e.fake_service import HANG, OK, FakeService, Reply
@@ -98,11 +98,9 @@ def test_an_unknown_host_or_an_untrusted_certificate_ends_a_backfill_soon(
     right = shipper.target
     shipper.target = UNKNOWN
     assert_ended_fast(shipper.backfill(file), "the host of https://intake.invalid was not found")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
-    with Origin(context=context) as origin:
+    with Origin(context=context_of(trustme.CA(), "127.0.0.1")) as origin:
         shipper.target = Target(origin.url, *right[1:])
-        assert_ended_fast(shipper.backfill(file), "certificate")
+        assert_ended_fast(shipper.backfill(file), "see intake.ca_bundle")
     shipper.target = right
     assert shipper.backfill(file).counts() == (300, 300, 0, 0, 0)
 

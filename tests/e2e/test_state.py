@@ -186,28 +186,6 @@ def test_files_deleted_during_a_run_do_not_accumulate_in_the_state(shipper: Ship
 # When it is saved --------------------------------------------------------------------------------------------------
 
 
-def test_no_checkpoint_passes_an_outstanding_answer(
-    shipper: Shipper, service: Service, fake: FakeService, sample: Sample, tail: Tail
-):
-    """B02, B03: later batches are accepted while one hangs, then a commit and a kill follow."""
-    shipper.target = fake.target
-    fake.plan(HANG)
-    tail.append(0, 500)
-    running = tail.start(batch__max_events=100, delivery__concurrency=4, batch__unique_consumers="false")
-    running.wait_until(lambda: fake.answered == 4, "all batches but one are accepted")
-    (tail.folder / "app.ndjson.2").write_bytes(b"{}\n")
-    running.wait_until(lambda: shipper.read_state().dead_lettered == 1, "a commit, as another file shows")
-    position = sample.ids.index(fake.event_ids(fake.bodies[:1])[0])
-    assert shipper.read_state().accepted == position < 400, "a checkpoint passed an unanswered batch"
-    running.kill()
-    shipper.target = service.target
-    again = tail.start()
-    again.wait_until(lambda: service.stored >= 500 - position, "everything from there on is sent again")
-    assert again.stop().returncode == 0
-    assert service.times_received() == dict.fromkeys(sample.ids[position:500], 1)
-    assert shipper.read_state().accepted == 500
-
-
 @pytest.mark.parametrize("command", ["run", "pipe"])
 def test_lines_that_are_no_records_become_dead_letters_with_their_position_and_move_the_checkpoint(
     shipper: Shipper, service: Service, sample: Sample, tail: Tail, command: str

@@ -302,22 +302,3 @@ def test_after_two_stuck_starts_a_hanging_file_is_skipped_and_the_others_are_rea
     running = run(bad.name, good.name, env=env)
     wait_for_events(running, service, sample.ids[:20])
     assert running.stop().returncode == 0
-
-
-def test_repeated_kills_make_no_record_suspect(
-    run: Run, shipper: Shipper, folder: Path, service: Service, sample: Sample
-):
-    append(folder / "a.ndjson", sample.lines[:2000])
-    for start in range(3):
-        append(folder / "a.ndjson", sample.lines[2000 + 100 * start : 2100 + 100 * start])
-        running = run(env={}, batch__max_events=50, admin__stuck_seconds=30)
-        running.wait_until(lambda low=service.stored: service.stored > low, "it delivers")
-        running.kill()
-        assert not (shipper.state / "stuck.json").exists()
-    running = run(env={})
-    # Everything may have arrived before without being saved.
-    size = (folder / "a.ndjson").stat().st_size
-    running.wait_until(lambda: [row[-1] for row in shipper.read_state().checkpoints] == [size], "everything is saved")
-    service.assert_holds_exactly(sample.ids[:2300])
-    assert running.stop().returncode == 0
-    assert not shipper.read_state().dead_letters

@@ -21,6 +21,7 @@ from shipper.config.settings import (
     InputSettings,
     RecordsSettings,
     Settings,
+    SpoolSettings,
     StateSettings,
 )
 from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, Summary, Totals, move_checkpoints
@@ -46,6 +47,7 @@ def settings(base_url: str = "http://127.0.0.1:9", *, senders: int = 1, **change
         batch=BatchSettings(**of("batch_", linger_seconds=60.0)),
         delivery=DeliverySettings(**of("delivery_", concurrency=senders, **quick)),
         state=StateSettings(**of("state_", commit_interval_seconds=0.001)),
+        spool=SpoolSettings(**of("spool_")),
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 import trustme
 
 from shipper.delivery.endpoint import NoAnswerError
+from tests.certificates import context_of
 from tests.servers import (
     ACCEPTED,
     Origin,
@@ -23,7 +24,6 @@ from tests.servers import (
     reset,
     stall,
 )
-from tests.stage.certificates import context_of
 from tests.stage.endpoints import Names, endpoint, failure, poll, post
 from tests.stage.loops import Run
 

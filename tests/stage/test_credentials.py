@@ -205,6 +205,7 @@ def test_a_valid_token_is_used_until_it_expires_while_the_endpoint_fails(mood: A
             await anyio.sleep(100)
             assert (await used.authorize()).token.startswith("token-")
         assert logged(logs) == ["token_refresh_failed"]
+        assert next(entry for entry in logs if entry["event"] == "token_refresh_failed")["has_token"]
         assert logged(logs, "info") == ["token_recovered"]
 
     beside_run(main, TokenEndpoint())

@@ -55,14 +55,19 @@ def test_a_single_failure_observes_the_requested_wait():
 
 def test_a_stale_connection_is_retried_at_once_and_not_counted_as_a_failure():
     service = ServiceModel(script(no_answer("read_error", is_stale=True)), latency_s=0)
-    delivery = run(lambda: Delivery(service), [batch_of([1])])
+    with capture_logs() as logs:
+        delivery = run(lambda: Delivery(service), [batch_of([1])])
     assert [request.at for request in service.requests] == [0, 0]
+    assert len({request.body for request in service.requests}) == 1
     assert delivery.counts.by_cause.total() == 1
+    assert not {"retry_scheduled", "delivery_paused"}.intersection(entry["event"] for entry in logs)
 
 
 def test_a_request_that_fails_again_on_a_new_connection_backs_off():
     service = ServiceModel(script(*[no_answer("read_error", is_stale=True)] * 2), latency_s=0)
-    run(lambda: Delivery(service), [batch_of([1])])
+    with capture_logs() as logs:
+        run(lambda: Delivery(service), [batch_of([1])])
+    assert "retry_scheduled" in {entry["event"] for entry in logs}
     assert len(service.requests) == 3
     assert service.requests[2].at > 0
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -21,7 +20,6 @@ from shipper.state.store import Store
 from tests.fakes import ScriptedEndpoint
 from tests.stage.pipelines import (
     Source,
-    accounted_store,
     at_once,
     good,
     pipeline_of,
@@ -60,12 +58,6 @@ def records(record: Callable[[int], bytes], chunks: int = CHUNKS) -> Source:
         return b"".join(make(next(numbers)) for _ in range(RECORDS_PER_CHUNK))
 
     return Source(map(chunk, range(chunks)))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with accounted_store(tmp_path) as store:
-        yield store
 
 
 @pytest.fixture

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
-from pathlib import Path
-from random import Random
 from typing import Any
 
 import anyio
@@ -16,23 +13,20 @@ import anyio.lowlevel
 import pytest
 
 from shipper.codec.dedupe import new_window
+from shipper.delivery.answer import Answer
 from shipper.model.errors import StateError, StateUnwritableError
 from shipper.model.records import Checkpoint, Chunk, Span, Stream, Summary
 from shipper.pipeline import pipeline as pipeline_module
 from shipper.pipeline import settlement
 from shipper.pipeline.pipeline import Pipeline
 from shipper.pipeline.settlement import Settlement
-from shipper.sources.identity import StreamIndex
-from shipper.sources.once import FilesOnce
 from shipper.state.store import SaveResult, Store
 from shipper.system.native import NATIVE
 from tests.cases import each
 from tests.fakes import ScriptedEndpoint, answer
-from tests.servers import ACCEPTED, Origin, close
 from tests.stage.pipelines import (
     NOW_S,
     Source,
-    accounted_store,
     add_up,
     good,
     pipeline_of,
@@ -73,12 +67,6 @@ class MemoryStore:
 
     def saved_up_to(self) -> int:
         return max((checkpoint.end_offset for save in self.saves for checkpoint in save), default=0)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with accounted_store(tmp_path) as store:
-        yield store
 
 
 @pytest.fixture
@@ -197,10 +185,11 @@ async def test_a_batch_is_filled_while_answers_to_others_make_room(make: Any, mo
 
 
 @pytest.mark.parametrize("ended_by", ["second signal", "deadline"])
-async def test_a_stop_that_cannot_drain_is_aborted_and_accounted_for(make: Any, ended_by: str):
+@pytest.mark.parametrize("held_by", [None, answer(429, "600")], ids=["no answer", "requested wait"])
+async def test_a_stop_that_cannot_drain_is_aborted_and_accounted_for(make: Any, ended_by: str, held_by: Answer | None):
     store, drain_s = MemoryStore(), 3600 if ended_by == "second signal" else 0.05
     source = Source(lines(20), is_followed=True)
-    pipeline = make(source, [anyio.Event()], store=store, delivery_drain_timeout_seconds=drain_s)
+    pipeline = make(source, [held_by or anyio.Event()], store=store, delivery_drain_timeout_seconds=drain_s)
     async with running(pipeline) as run:
         await until(lambda: pipeline.totals.pending)
         run.signal(signal.SIGTERM)
@@ -321,32 +310,3 @@ async def test_a_pause_ends_with_the_last_stream_that_could_not_be_saved(store: 
 def test_the_exit_code_tells_whether_work_is_left(changes: dict[str, Any], one_shot: int, followed: int):
     summary = Summary(batches=0, requests=0, retries=0, seconds=0.0, **changes)
     assert (summary.exit_code(is_one_shot=True), summary.exit_code(is_one_shot=False)) == (one_shot, followed)
-
-
-# With a socket, files and the disk ------------------------------------------------------------------------------------
-
-BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
-
-
-async def test_files_are_delivered_through_a_socket_despite_initial_faults(tmp_path: Path, store: Store):
-    paths = [tmp_path / "a.log", tmp_path / "b.log"]
-    paths[0].write_bytes(b"".join(lines(150)))
-    paths[1].write_bytes(b"".join(lines(400)[150:]))
-    index = StreamIndex([], count(1).__next__, max_record_bytes=2000)
-    with Origin(BUSY, close, BUSY, close, ACCEPTED) as server:
-        pipeline = Pipeline(
-            settings(server.url, senders=3, batch_max_bytes=9000),
-            FilesOnce(paths, index, store.streams, wall_time=lambda: 1.0),
-            store,
-            is_one_shot=True,
-            wall_time=lambda: NOW_S,
-            rng=Random(1),
-        )
-        summary = await pipeline.run()
-    assert (summary.outcome, summary.accepted, summary.pending) == ("finished", 400, 0)
-    bodies = [request.partition(b"\r\n\r\n")[2] for request in server.requests]
-    assert max(map(len, bodies)) <= 9000
-    sent = {event["ConsumerID"] for body in bodies for event in json.loads(body)["events"]}
-    assert len(sent) == 400
-    assert sum(len(json.loads(body)["events"]) for body in set(bodies)) == 400, "a batch was changed before the retry"
-    assert [stream.checkpoint for stream in store.streams.load("file")] == [path.stat().st_size for path in paths]

@@ -15,6 +15,7 @@ import trustme
 from shipper.config.secrets import SecretReference
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.model.errors import ConfigError
+from tests.certificates import asking, context_of, demanding
 from tests.servers import (
     ACCEPTED,
     BannerListener,
@@ -26,7 +27,6 @@ from tests.servers import (
     close,
     origin_with,
 )
-from tests.stage.certificates import asking, context_of, demanding
 from tests.stage.endpoints import ACCESS, PASSWORD, USER, Names, endpoint, failure, post
 from tests.stage.loops import Run
 

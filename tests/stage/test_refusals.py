@@ -129,6 +129,7 @@ def test_a_refusal_after_a_lost_answer_is_ambiguous():
         b'{"results":[',
         b"<html>",
         b'{"statusCode":503}',
+        b'{"error":{"code":17}}',
     ],
 )
 def test_a_refused_repeat_after_a_failed_success_is_ambiguous_and_does_not_count_for_the_brake(body: bytes):
@@ -149,15 +150,6 @@ def test_a_success_that_reports_a_failure_and_names_records_accepts_none_and_sen
     delivery = run(lambda: Delivery(service), [batch_of(range(10))])
     assert delivery.refused.keys() == {3}
     assert [request.numbers for request in service.requests[1:]] == [[0, 1, 2, 4, 5, 6, 7, 8, 9], [3]]
-
-
-def test_a_success_with_a_requested_wait_holds_every_sender():
-    body = b'{"statusCode":429,"message":"Rate limit is exceeded. Try again in 7 seconds."}'
-    service = ServiceModel(script(None, None, None, answer(200, body=body)))
-    run(lambda: Delivery(service, senders=16), numbered(200))
-    held_from = service.requests[3].at + service.latency_s
-    assert service.requests_between(held_from, held_from + 7) == []
-    assert set(service.stored.values()) == {1}
 
 
 def test_a_refusal_after_a_failed_connection_is_not_ambiguous():
@@ -232,7 +224,8 @@ def test_an_acceptance_between_refusals_resets_the_count():
 
 
 def at_most(max_bytes: int) -> Callable[[Request], Reply | None]:
-    return lambda request: answer(413) if len(request.body) > max_bytes else None
+    refusal = answer(413, body=b'{"message":"Request body is too large."}')
+    return lambda request: refusal if len(request.body) > max_bytes else None
 
 
 def test_an_oversized_batch_is_halved_and_the_accepted_size_remembered():
@@ -257,4 +250,5 @@ def test_an_oversized_record_is_refused_and_its_neighbours_are_delivered():
     batches = [batch_of(range(5)), large, batch_of(range(6, 11))]
     delivery = run(lambda: Delivery(service), batches)
     assert delivery.refused.keys() == {5}
-    assert delivery.refused[5].rule == "too_large"
+    refusal = delivery.refused[5]
+    assert (refusal.rule, refusal.status, refusal.message) == ("too_large", 413, "Request body is too large.")

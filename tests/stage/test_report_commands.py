@@ -406,17 +406,6 @@ def test_a_file_is_replaced_by_an_incomplete_one_only_on_request(holed: Reporter
     assert path.read_text() != "all three months"
 
 
-def test_throttling_only_slows_the_command(sandboxed: Reporter, seeded: Service):
-    seeded.set_faults(
-        {"effect": "status", "operation": "report", "status": 429, "retry_after": "1", "requests": "3-4"},
-        {"effect": "status", "operation": "report", "status": 503, "requests": "7"},
-    )
-    arguments = ["1001", "2026-10-01", "2026-10-12", "--split", "day", "--format", "json"]
-    assert len(json.loads(sandboxed.good(*arguments, "--log-level", "error"))) == 12  # it may report the pause
-    assert seeded.faults_applied() == [2, 1]
-    assert len(seeded.requests(operation="report")) == 15
-
-
 def test_rate_limit_is_observed(shipper: Shipper):
     with sandbox(rate_limit=CallLimit(5, 1)) as limited:
         sandboxed = Reporter(shipper, limited.target)
@@ -451,20 +440,6 @@ def test_passed_checks_are_shown_on_request(sandboxed: Reporter):
     assert (result.returncode, result.stdout) == (0, "")
     assert result.stderr.count("the opening balance is the outgoing balance of the period before: holds") == 2
     assert all(line.startswith("info: account 1001, 2026-1") for line in result.stderr.splitlines())
-
-
-def test_an_inconsistent_balance_is_shown_and_fails_a_strict_run(reporter: Reporter, origin: ReportService):
-    origin.rule = lambda asked: ok(document(asked, outgoing_balance=Decimal("480.0000")))
-    page = reporter("1001", *OCTOBER, "--format", "html")
-    words = (
-        "account 1001, 2026-10-01 to 2026-10-31: the account's outgoing balance is its opening balance plus the "
-        "revenue share, CPA and fees of its marketing sources: off by -8.5900"
-    )
-    assert (page.returncode, page.stderr) == (0, f"warning: {words}\n")
-    assert words.partition("'")[2] in page.stdout
-    strict = ["1001", *OCTOBER, "--format", "csv", "--strict"]
-    assert reporter(*strict).returncode == 3
-    assert reporter.good(*strict, "--tolerance", "8.59")
 
 
 def test_a_source_that_is_listed_twice_is_one_row_and_a_warning(reporter: Reporter, origin: ReportService):
@@ -737,15 +712,6 @@ def test_nothing_to_list_or_compare_is_a_message(reporter: Reporter):
     once = reporter("diff", "1001", *OCTOBER)
     assert (once.returncode, once.stdout, once.stderr) == (0, "", "nothing was restated\n")
     assert json.loads(reporter("diff", "1001", *OCTOBER, *as_json).stdout) == {"account_id": 1001, "differences": []}
-
-
-def test_only_fetched_parts_are_stored(reporter: Reporter, origin: ReportService):
-    origin.rule = lambda asked: refusal(500) if asked.start.month == 11 else None
-    result = reporter("fetch", "1001", *QUARTER, "--split", "month", settings=NO_PATIENCE)
-    assert result.returncode == 1
-    assert re.findall(r", (2026-\d\d)-.*: new", result.stdout) == ["2026-10", "2026-12"]
-    assert "account 1001, 2026-11-01 to 2026-11-30: the service answered 500" in result.stderr
-    assert len(reporter.good("history", "1001").splitlines()) == 3
 
 
 def test_checksum_that_hides_a_restatement_is_a_warning(reporter: Reporter, origin: ReportService):

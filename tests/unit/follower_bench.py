@@ -20,6 +20,10 @@ from shipper.status.snapshot import Snapshot, take_snapshot
 ROTATE_WAIT_S = 5.0
 
 
+def lines(first: int, last: int) -> bytes:
+    return b"".join(b'{"n":%06d}\n' % number for number in range(first, last))
+
+
 def settle(store: Store, chunks: Iterable[Chunk], wall_time: float = 1.0) -> None:
     """Save chunks as if all their records had been accepted, like the pipeline."""
     checkpoints = [

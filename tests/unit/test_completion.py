@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from threading import Event
@@ -18,21 +18,9 @@ from shipper.sources.completion import Completion, Outcome
 from shipper.sources.identity import StreamIndex
 from shipper.sources.once import FilesOnce
 from shipper.state.store import Store
-from tests.unit.follower_bench import ROTATE_WAIT_S, Bench, settle
+from tests.unit.follower_bench import ROTATE_WAIT_S, Bench, lines, settle
 
 DELETE = Completion("delete")
-
-
-def lines(first: int, last: int) -> bytes:
-    return b"".join(b'{"n":%06d}\n' % number for number in range(first, last))
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
-    yield bench
-    bench.stop()
-    bench.store.close()
 
 
 def ship_late(bench: Bench) -> bytes:

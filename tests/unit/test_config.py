@@ -573,6 +573,7 @@ def test_a_secret_that_is_invalid_in_a_header_is_refused_without_showing_it(unfi
     path.write_bytes(unfit.replace(b"a", CANARY.encode()))
     with pytest.raises(ConfigError) as caught:
         resolve_secret(SecretReference(file=str(path)), key="k")
+    assert caught.value.key == "k"
     assert CANARY not in repr((caught.value, caught.value.__cause__))
 
 
@@ -657,6 +658,7 @@ def test_init_writes_a_private_file_and_never_replaces_one(app: typer.Typer) -> 
     path.write_text("mine")
     result = CliRunner().invoke(app, ["init"])
     assert isinstance(result.exception, ConfigError)
+    assert "--force" in str(result.exception)
     assert path.read_text() == "mine"
     assert CliRunner().invoke(app, ["init", "--force"]).exit_code == 0
     assert path.stat().st_mode & 0o777 == 0o600

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,20 +12,13 @@ from shipper.model.records import Chunk, Stream
 from shipper.sources.completion import Completion
 from shipper.sources.content import Content
 from shipper.sources.reader import READ_BYTES, compare
-from tests.unit.follower_bench import ROTATE_WAIT_S, Bench, settle
+from tests.unit.follower_bench import ROTATE_WAIT_S, Bench, lines, settle
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
+def bench(bench: Bench) -> Bench:
     bench.start()
-    yield bench
-    bench.stop()
-    bench.store.close()
-
-
-def lines(first: int, last: int) -> bytes:
-    return b"".join(b"line %06d\n" % number for number in range(first, last))
+    return bench
 
 
 def leave_by_rename(path: Path) -> None:

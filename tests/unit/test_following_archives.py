@@ -24,9 +24,8 @@ BLANKS = (b" " * 1023 + b"\n") * 1024  # 1 MiB
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def bench(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Assert at each step that no more archives are being decompressed than allowed."""
-    bench = Bench(tmp_path)
     count_step = Archive._count_step
 
     def check(archive: Archive, length: int) -> None:
@@ -36,9 +35,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         assert sum(each._decompressor is not None and each._end > FURTHER for each in archives) <= 1
 
     monkeypatch.setattr(Archive, "_count_step", check)
-    yield bench
-    bench.stop()
-    bench.store.close()
+    return bench
 
 
 def read(bench: Bench, *, until: Callable[[Counter[str]], bool] = lambda _: False) -> Counter[str]:

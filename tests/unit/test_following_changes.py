@@ -12,22 +12,15 @@ from random import Random
 import pytest
 
 from shipper.sources.completion import Completion
-from tests.unit.follower_bench import Bench, settle
+from tests.unit.follower_bench import Bench, lines, settle
 
 LATER = 2000.0
 
 
-def lines(first: int, last: int) -> bytes:
-    return b"".join(b'{"n":%06d}\n' % number for number in range(first, last))
-
-
 @pytest.fixture
-def bench(tmp_path: Path):
-    bench = Bench(tmp_path)
+def bench(bench: Bench) -> Bench:
     bench.wall_time = 1000.0
-    yield bench
-    bench.stop()
-    bench.store.close()
+    return bench
 
 
 def write(path: Path, data: bytes) -> None:

@@ -12,14 +12,10 @@ from structlog.testing import capture_logs
 
 from shipper.sources.completion import Completion
 from tests.e2e.files import compress
-from tests.unit.follower_bench import ROTATE_WAIT_S, Bench, settle
+from tests.unit.follower_bench import ROTATE_WAIT_S, Bench, lines, settle
 
 NAME = "app.log"
 LATER = 2000.0
-
-
-def lines(first: int, last: int) -> bytes:
-    return b"".join(b'{"n":%06d}\n' % number for number in range(first, last))
 
 
 def numbered(path: Path, generation: int) -> Path:
@@ -51,14 +47,11 @@ Rotate = Callable[[Path, int], Path]
 
 
 @pytest.fixture
-def bench(tmp_path: Path):
-    bench = Bench(tmp_path)
+def bench(bench: Bench) -> Bench:
     bench.write(NAME, lines(0, 10))
     bench.start(NAME)
     assert bench.ship(1.0, 2.0) == lines(0, 10)
-    yield bench
-    bench.stop()
-    bench.store.close()
+    return bench
 
 
 def ship_late(bench: Bench, now: float) -> list[bytes]:

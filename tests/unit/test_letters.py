@@ -226,14 +226,17 @@ def test_purging_missing_letters_counts_nothing(store: Store, tmp_path: Path):
     assert (store.purge([1, 2]), store.purge([1]), totals(tmp_path)["purged"]) == (1, 0, 1)
 
 
-def test_letters_expire_by_their_first_refusal_when_two_checks_a_day_apart_agree(store: Store):
+def test_letters_expire_by_their_first_refusal_when_two_checks_a_day_apart_agree(store: Store, tmp_path: Path):
+    """Also if the process of the second check is another one."""
     store.save([checkpoint(rejection())], 100.0)
     store.save([checkpoint(rejection(), end=200)], 200.0)
     day = 86_400.0
     assert [store.expire(150.0, at) for at in (1000.0, 1000.0 + day - 1)] == [0, 0]
     assert store.letters.ids(EVERYTHING) == [1, 2], "one look is not enough"
-    assert [store.expire(150.0, 1000.0 + day), store.expire(150.0, 1000.0 + day)] == [1, 0]
+    with closing(Store(tmp_path)) as another:
+        assert [another.expire(150.0, 1000.0 + day), another.expire(150.0, 1000.0 + day)] == [1, 0]
     assert store.letters.ids(EVERYTHING) == [2]
+    assert totals(tmp_path)["purged"] == 1
 
 
 def test_a_clock_that_jumps_forward_and_back_expires_no_letter(store: Store):

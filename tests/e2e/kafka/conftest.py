@@ -107,6 +107,12 @@ class Group:
         assert killed.process.returncode == -signal.SIGKILL
         return killed
 
+    def finish(self, running: Running) -> None:
+        """Stop a member when the group has reached the end of its topic."""
+        running.wait_until(self.is_settled, "the group is at the end")
+        result = running.stop()
+        assert result.returncode == 0, result.stderr
+
     def is_settled(self) -> bool:
         """Return whether the group has reached the end of its topic."""
         return self.broker.committed(self.name, self.topic) == {

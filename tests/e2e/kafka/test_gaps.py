@@ -6,6 +6,7 @@ import re
 import signal
 
 import pytest
+from confluent_kafka.admin import NewPartitions
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service
@@ -15,21 +16,29 @@ from tests.e2e.kafka.test_member import partitions, values
 from tests.e2e.operated import Admin
 
 
-def settle(group: Group) -> None:
-    running = group.member()
-    running.wait_until(group.is_settled, "the group is at the end")
-    assert running.stop().returncode == 0
-
-
 def stopped(running: Running) -> list[str]:
     return [f"{each['topic']}/{each['partition']}" for each in partitions(running) if each["state"] == "stopped"]
+
+
+def reads_anew(running: Running, group: Group, service: Service, records: int) -> None:
+    """Wait until so many records are stored; if the member has stopped, let it go on."""
+    if stopped(running):
+        assert re.search("recreated|truncated", running.stderr)
+        group.write(on_gap="continue")
+        running.process.send_signal(signal.SIGHUP)
+    running.wait_until(lambda: service.stored == records, "the new topic is read from its beginning")
+
+
+def add_partition(broker: Broker, group: Group) -> None:
+    for future in broker.admin.create_partitions([NewPartitions(group.topic, 3)]).values():
+        future.result(10)
 
 
 def test_records_that_were_deleted_stop_their_partition_until_somebody_decides(
     group: Group, broker: Broker, service: Service, sample: Sample
 ):
     broker.produce(group.topic, values(sample, 0, 100), partition=0)
-    settle(group)
+    group.finish(group.member())
     broker.produce(group.topic, values(sample, 100, 200), partition=0)
     broker.produce(group.topic, values(sample, 200, 300), partition=1)
     broker.delete_records(group.topic, 0, 150)
@@ -44,8 +53,7 @@ def test_records_that_were_deleted_stop_their_partition_until_somebody_decides(
     assert where in ready.text
     group.write(on_gap="continue")
     running.process.send_signal(signal.SIGHUP)
-    running.wait_until(group.is_settled, "it goes on behind the gap")
-    assert running.stop().returncode == 0
+    group.finish(running)
     assert '"event":"source_unreachable"' in running.stderr
     service.assert_holds_exactly([*sample.ids[:100], *sample.ids[150:300]])
     assert sums(broker.table(group.ledger))["unreachable"] == 50
@@ -76,7 +84,7 @@ def test_offsets_that_have_expired_are_found_in_the_ledger(
 ):
     """Neither `start` nor what a backfill of the same ledger has settled decides then."""
     broker.produce(group.topic, values(sample, 0, 100), partition=0)
-    settle(group)
+    group.finish(group.member())
     broker.produce(group.topic, values(sample, 100, 200), partition=0)
     broker.produce(group.topic, values(sample, 200, 300), partition=1)
     ended = group.shipper.run("backfill", f"kafka://{group.topic}/0:150-200", "--summary", "json", check=False)
@@ -84,7 +92,7 @@ def test_offsets_that_have_expired_are_found_in_the_ledger(
     (future,) = broker.admin.delete_consumer_groups([group.name]).values()
     future.result(10)
     group.write(start="end")
-    settle(group)
+    group.finish(group.member())
     service.assert_holds_exactly(sample.ids[:300])
     assert service.received == 350, "nothing was sent again but what the backfill had sent"
     assert sums(broker.table(group.ledger))["read"] == 350
@@ -96,18 +104,14 @@ def test_a_topic_that_was_made_again_is_not_taken_for_the_old_one(
 ):
     """With fewer records than were read of the old one, and with more."""
     broker.produce(group.topic, values(sample, 0, 100), partition=0)
-    settle(group)
+    group.finish(group.member())
     broker.delete(group.topic)
     broker.create(group.topic, 2)
     broker.produce(group.topic, values(sample, 100, 100 + records), partition=0)
     running = group.member()
     running.wait_until(lambda: len(partitions(running)) == 2, "it has both partitions")
     running.wait_until(lambda: stopped(running) or service.stored > 100, "it stops or reads from the beginning")
-    if stopped(running):
-        assert re.search("recreated|truncated", running.stderr)
-        group.write(on_gap="continue")
-        running.process.send_signal(signal.SIGHUP)
-    running.wait_until(lambda: service.stored == 100 + records, "the new one is read from its beginning")
+    reads_anew(running, group, service, 100 + records)
     assert running.stop().returncode == 0
     service.assert_holds_exactly(sample.ids[: 100 + records])
 
@@ -115,16 +119,11 @@ def test_a_topic_that_was_made_again_is_not_taken_for_the_old_one(
 def test_a_partition_that_is_added_is_read_from_its_beginning(
     group: Group, broker: Broker, service: Service, sample: Sample
 ):
-    from confluent_kafka.admin import NewPartitions
-
     broker.produce(group.topic, values(sample, 0, 10))
-    settle(group)
-    for future in broker.admin.create_partitions([NewPartitions(group.topic, 3)]).values():
-        future.result(10)
+    group.finish(group.member())
+    add_partition(broker, group)
     broker.produce(group.topic, values(sample, 10, 20), partition=2)
-    running = group.member({"input.kafka.start": "end"})
-    running.wait_until(group.is_settled, "the group is at the end")
-    assert running.stop().returncode == 0
+    group.finish(group.member({"input.kafka.start": "end"}))
     service.assert_holds_exactly(sample.ids[:20])
 
 
@@ -162,13 +161,8 @@ def test_a_topic_that_is_made_again_while_it_is_read_is_noticed(
     broker.create(group.topic, 2)
     broker.produce(group.topic, values(sample, 100, 100 + records), partition=0)
     running.wait_until(lambda: stopped(running) or service.stored == 100 + records, "it stops or reads all of it")
-    if stopped(running):
-        assert re.search("recreated|truncated", running.stderr)
-        group.write(on_gap="continue")
-        running.process.send_signal(signal.SIGHUP)
-    running.wait_until(lambda: service.stored == 100 + records, "the new one is read from its beginning")
-    running.wait_until(group.is_settled, "the group is at the end")
-    assert running.stop().returncode == 0
+    reads_anew(running, group, service, 100 + records)
+    group.finish(running)
     service.assert_holds_exactly(sample.ids[: 100 + records])
 
 
@@ -187,13 +181,9 @@ def test_a_topic_that_is_deleted_while_it_is_read_is_told(
 def test_a_partition_that_is_added_while_others_are_read_is_read_too(
     group: Group, broker: Broker, service: Service, sample: Sample
 ):
-    from confluent_kafka.admin import NewPartitions
-
     running = reads(group, broker, sample, REFRESHES)
-    for future in broker.admin.create_partitions([NewPartitions(group.topic, 3)]).values():
-        future.result(10)
+    add_partition(broker, group)
     broker.produce(group.topic, values(sample, 100, 110), partition=2)
     running.wait_until(lambda: len(partitions(running)) == 3, "it has the new one")
-    running.wait_until(group.is_settled, "the group is at the end")
-    assert running.stop().returncode == 0
+    group.finish(running)
     service.assert_holds_exactly(sample.ids[:110])

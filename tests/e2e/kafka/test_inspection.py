@@ -24,9 +24,7 @@ def test_the_commands_show_dead_letters_and_ledger_of_a_group_like_those_of_a_di
     named = changed(sample.lines[503], AffiliateID="J. Doe").rstrip(b"\n")
     for part in (values(sample, 0, 250), [*bad, None, named], values(sample, 250, 500)):
         broker.produce(group.topic, part)
-        running = group.member()
-        running.wait_until(group.is_settled, "the group is at the end")
-        assert running.stop().returncode == 0
+        group.finish(group.member())
     run = group.shipper.run
     listed = run("dead-letters", "list", "--format", "json", check=False)
     letters = [json.loads(line) for line in listed.stdout.splitlines()]
@@ -89,9 +87,7 @@ def test_a_replay_reads_a_message_like_a_member(group: Group, broker: Broker, se
     naive = changed(sample.lines[0], Timestamp="2026-01-15 10:00:00").rstrip(b"\n")
     framed, avro, blank = b"\0\0\0\0\x09" + naive, b"\0\0\0\0\x2aavro", b"  "
     broker.produce(group.topic, [framed, avro, blank], partition=0)
-    running = group.member()
-    running.wait_until(group.is_settled, "the group is at the end")
-    assert running.stop().returncode == 0
+    group.finish(group.member())
     assert {each.value for each in broker.table(group.letters).values()} == {framed, avro, blank}
     exported = group.shipper.run("dead-letters", "export", "--reason", "timestamp", check=False)
     assert exported.stdout.encode() == naive + b"\n"
@@ -112,9 +108,7 @@ def test_the_ids_of_dead_letters_are_the_positions_of_messages(
 ):
     bad = [b"first", None, b"", changed(sample.lines[0], Timestamp="2026-01-15 10:00:00").rstrip(b"\n")]
     broker.produce(group.topic, bad, keys=[b"one"] * 4, headers={"a": b"b"})
-    running = group.member()
-    running.wait_until(group.is_settled, "the group is at the end")
-    assert running.stop().returncode == 0
+    group.finish(group.member())
     (number,) = (partition for partition, end in broker.ends(group.topic).items() if end)
     run, ids = group.shipper.run, [f"{group.topic}/{number}:{offset}" for offset in range(4)]
     lines = run("dead-letters", "list", check=False).stdout.splitlines()
@@ -146,9 +140,7 @@ def test_the_later_of_two_replays_takes_over(group: Group, broker: Broker, fake:
     group.shipper.target = fake.target
     naive = [changed(line, Timestamp="2026-01-15 10:00:00").rstrip(b"\n") for line in sample.lines[:3]]
     broker.produce(group.topic, naive)
-    running = group.member()
-    running.wait_until(group.is_settled, "the group is at the end")
-    assert running.stop().returncode == 0
+    group.finish(group.member())
     fake.default = HANG
     replay = ["dead-letters", "replay", "--summary", "json"]
     settings = {"records.assume_timezone": "UTC"}

@@ -29,9 +29,7 @@ def test_a_kill_during_the_commit_loses_and_repeats_nothing(
     assert json.loads(status.stdout)["lag_records"] > 0, "an open transaction hides nothing"
     counts = sums(broker.table(group.ledger))
     assert counts["read"] == sum(broker.committed(group.name, group.topic).values())
-    running = group.member()
-    running.wait_until(group.is_settled, "the group is at the end")
-    assert running.stop().returncode == 0
+    group.finish(group.member())
     service.assert_holds_exactly(sample.ids[:1000])
     assert sorted(each.value or b"" for each in broker.table(group.letters).values()) == sorted(bad)
     assert len(broker.read(group.letters)) == 20
@@ -122,8 +120,7 @@ def test_a_member_stopped_past_its_session_commits_nothing_for_lost_partitions(
     first.wait_for("partitions lost")
     first.wait_until(lambda: len(partitions(first)) == 1, "it is a member again")
     broker.produce(group.topic, values(sample, 100, 200))
-    first.wait_until(group.is_settled, "the group is at the end")
-    assert first.stop().returncode == 0
+    group.finish(first)
     assert second.stop().returncode == 0
     assert set(fake.event_ids()) == set(sample.ids[:200])
     counts = sums(broker.table(group.ledger))
@@ -172,8 +169,7 @@ def test_a_second_member_with_the_same_name_ends_the_first(
     first.wait_until(lambda: first.has_ended, "the first member ends")
     assert first.process.returncode == 5, first.stderr
     assert "another member" in first.stderr
-    second.wait_until(group.is_settled, "the group is at the end")
-    assert second.stop().returncode == 0
+    group.finish(second)
     service.assert_holds_exactly(sample.ids[:100])
     assert sums(broker.table(group.ledger))["accepted"] == 100
 
@@ -186,7 +182,5 @@ def test_no_read_committed_consumer_sees_a_letter_of_an_unfinished_transaction(
     wait_until(lambda: broker.read(group.letters, isolation="read_uncommitted"), "a letter was written")
     assert not broker.committed(group.name, group.topic)  # waits for the transaction to time out
     assert not broker.read(group.letters)
-    running = group.member()
-    running.wait_until(group.is_settled, "the group is at the end")
-    assert running.stop().returncode == 0
+    group.finish(group.member())
     assert len(broker.read(group.letters)) == 1

@@ -17,10 +17,7 @@ def values(sample: Sample, start: int, end: int) -> list[bytes]:
 
 def test_a_member_delivers_a_topic_and_keeps_no_state(group: Group, broker: Broker, service: Service, sample: Sample):
     broker.produce(group.topic, values(sample, 0, 3000))
-    running = group.member()
-    running.wait_until(group.is_settled, "the group is at the end")
-    result = running.stop()
-    assert result.returncode == 0, result.stderr
+    group.finish(group.member())
     service.assert_holds_exactly(sample.ids[:3000])
     assert broker.committed(group.name, group.topic) == broker.ends(group.topic)
     counts = sums(broker.table(group.ledger))
@@ -33,9 +30,7 @@ def test_the_next_member_resumes_where_the_last_one_stopped(
 ):
     for start in (0, 500):
         broker.produce(group.topic, values(sample, start, start + 500))
-        running = group.member()
-        running.wait_until(group.is_settled, "the group is at the end")
-        assert running.stop().returncode == 0
+        group.finish(group.member())
     service.assert_holds_exactly(sample.ids[:1000])
     assert service.received == 1000
     assert sums(broker.table(group.ledger))["accepted"] == 1000
@@ -57,8 +52,7 @@ def test_each_bad_message_is_one_letter_byte_for_byte(group: Group, broker: Brok
     spread = values(sample, 12, 13)[0].replace(b",", b",\n", 1)
     broker.produce(group.topic, [*good, *bad, framed, spread], partition=1, headers={"trace": b"7"})
     running = group.member()
-    running.wait_until(group.is_settled, "the group is at the end")
-    assert running.stop().returncode == 0
+    group.finish(running)
     service.assert_holds_exactly([*sample.ids[:10], sample.ids[11], sample.ids[12]])
     letters = sorted(broker.table(group.letters).values(), key=lambda each: int(each.headers["shipper.offset"]))
     assert [each.value for each in letters] == [b"null" if value is None else value for value in bad]
@@ -80,18 +74,14 @@ def test_each_bad_message_is_one_letter_byte_for_byte(group: Group, broker: Brok
 
 def test_letters_contain_keys_and_tombstones_can_be_skipped(group: Group, broker: Broker, sample: Sample):
     broker.produce(group.topic, [b"{}", None, *values(sample, 0, 1)], keys=[b"one"] * 3)
-    running = group.member({"input.kafka.tombstones": "skip"})
-    running.wait_until(group.is_settled, "the group is at the end")
-    assert running.stop().returncode == 0
+    group.finish(group.member({"input.kafka.tombstones": "skip"}))
     (letter,) = broker.table(group.letters).values()
     assert (letter.value, letter.headers["shipper.key"]) == (b"{}", b"one")
 
 
 def test_repeated_event_ids_are_sent_once(group: Group, broker: Broker, service: Service, sample: Sample):
     broker.produce(group.topic, values(sample, 0, 100) * 2, partition=0)
-    running = group.member()
-    running.wait_until(group.is_settled, "the group is at the end")
-    assert running.stop().returncode == 0
+    group.finish(group.member())
     assert service.received == 100
     counts = sums(broker.table(group.ledger))
     assert (counts["accepted"], counts["duplicates"], counts["rows_duplicates"]) == (100, 100, 100)
@@ -145,9 +135,7 @@ def test_held_records_are_no_dead_letters_after_a_restart_either(group: Group, b
         ended = running.stop()
         assert (ended.returncode, "input_unlike_records" in ended.stderr, "schema 7" in ended.stderr) == (0, True, True)
         assert len(broker.table(group.letters)) == 20
-    running = group.member({"records.mistake_limit": 50})
-    running.wait_until(group.is_settled, "the group is at the end")
-    assert running.stop().returncode == 0
+    group.finish(group.member({"records.mistake_limit": 50}))
     counts = sums(broker.table(group.ledger))
     assert (counts["read"], counts["dead_lettered"], len(broker.table(group.letters))) == (40, 40, 40)
 
@@ -168,8 +156,7 @@ def test_what_is_delivered_stays_known_when_a_member_starts(group: Group, broker
     running = group.member({"delivery.rate_limit_events_per_second": 20, "batch.max_events": 5})
     running.wait_until(lambda: seen()["offset"] != before["offset"], "it has delivered some")
     assert seen()["delivered_until"] is not None
-    running.wait_until(group.is_settled, "the group is at the end")
-    assert running.stop().returncode == 0
+    group.finish(running)
 
 
 def test_check_creates_the_topics_that_a_member_writes(broker: Broker, shipper: Shipper, service: Service):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import time
-from random import Random
 
 import pytest
 
@@ -111,46 +109,3 @@ def test_a_transaction_without_an_answer_has_one_outcome(
 def _pauses(running: Running) -> list[str]:
     live = Admin(running).status()["live"]
     return [each["reason"] for each in live["pauses"]] if live else []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_kills_and_joins_lose_nothing_and_count_everything_once(
-    protocol: str, broker: Broker, service: Service, group: Group, sample: Sample, rng: Random
-):
-    """Members join, leave and are killed while records arrive."""
-    topic = group.topic
-    settings: dict[str, object] = {
-        "input.kafka.group_protocol": protocol,
-        "input.kafka.session_timeout_seconds": 3 if protocol == "classic" else ...,
-        "input.kafka.revoke_wait_seconds": 0.5,
-        "batch.max_events": 200,
-    }
-    count, bad = 20_000, [b"bad %d" % number for number in range(100)]
-    lines = values(sample, 0, count)
-    mixed = [*lines, *bad]
-    rng.shuffle(mixed)
-    members = [group.member(settings) for _ in range(3)]
-    kills = 0
-    for start in range(0, len(mixed), len(mixed) // 12):
-        broker.produce(topic, mixed[start : start + len(mixed) // 12])
-        victim = members.pop(rng.randrange(len(members)))
-        if rng.random() < 0.6:
-            victim.process.kill()
-            victim.process.wait(30)
-            kills += 1
-        else:
-            assert victim.stop(limit_s=60).returncode in {0, 4}
-        members.append(group.member(settings))
-    last = members[-1]
-    last.wait_until(group.is_settled, "the group is at the end", limit_s=180)
-    for running in members:
-        assert running.stop(limit_s=60).returncode in {0, 4}, running.stderr
-    assert kills
-    service.assert_holds_exactly(sample.ids[:count])
-    letters = broker.table(group.letters)
-    assert sorted(each.value or b"" for each in letters.values()) == sorted(bad)
-    assert len(broker.read(group.letters)) == len(bad)
-    counts = sums(broker.table(group.ledger))
-    assert (counts["read"], counts["dead_lettered"]) == (count + len(bad), len(bad))
-    assert counts["accepted"] == counts["rows_accepted"] == count, json.dumps(counts)

@@ -43,8 +43,7 @@ def test_a_member_delivers_over_tls_with_a_password(secure: Group, service: Serv
     checked = secure.shipper.run("check", "--online", check=False)
     assert checked.returncode == 0, checked.stdout
     running = secure.member()
-    running.wait_until(secure.is_settled, "the group is at the end")
-    assert running.stop().returncode == 0
+    secure.finish(running)
     service.assert_holds_exactly(sample.ids[:500])
     assert PASSWORD not in running.stderr + checked.stdout
 
@@ -91,8 +90,7 @@ def test_a_new_token_is_fetched_once_the_old_one_expires(secure: Group, service:
     file.write_text(token(20))
     secure.broker.produce(secure.topic, values(sample, 0, 100))
     running = secure.member()
-    running.wait_until(secure.is_settled, "the group is at the end")
-    assert running.stop().returncode == 0
+    secure.finish(running)
     service.assert_holds_exactly(sample.ids[:100])
     assert file.read_text() not in running.stderr
 

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tomllib
@@ -189,6 +190,7 @@ def test_flags_reach_the_service(tmp_path):
         ("--token-lifetime-seconds 0", "--token-lifetime-seconds"),
         ("--account-id 0", "--account-id"),
         ("--port 65536", "--port"),
+        ("--port TAKEN", "is in use by another program; choose another port"),
         ("--profile lax", "'document', 'strict'"),
         ("--store events.db --blackhole", "sandbox: blackhole: stores nothing; it cannot be combined with a store"),
         ("--store .", "cannot open the store: "),
@@ -212,7 +214,9 @@ def test_bad_flag_ends_the_command_with_one_message(main: Main, tmp_path, monkey
     (tmp_path / "misspelt.toml").write_text('[[fault]]\neffect = "reset"\nevry = 7\n')
     (tmp_path / "theirs.toml").write_text("[intake]\n")
     files = sorted(tmp_path.iterdir())
-    code, out, err = main("sandbox", "--port", "0", *shlex.split(flags))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        flags = flags.replace("TAKEN", str(taken.getsockname()[1]))
+        code, out, err = main("sandbox", "--port", "0", *shlex.split(flags))
     assert (code, out) == (2, "")
     assert message in err
     own = [line for line in err.splitlines() if line.startswith(("shipper: ", "Error: "))]

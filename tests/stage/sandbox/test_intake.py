@@ -133,7 +133,7 @@ def test_only_the_invalid_event_is_rejected_with_its_field(sandbox: Sandbox, fie
     assert sandbox.stored() == [event_id(good), event_id(last)]
 
 
-@pytest.mark.parametrize("event", [b"null", b"5", b'"text"', b"[]", b"{}"])
+@pytest.mark.parametrize("event", [b"null", b"5", b'"text"', b"[]", b"{}", b'{"EventId":5}', b'{"EventId":"\xff"}'])
 def test_value_that_is_not_an_event_is_rejected_without_an_id(sandbox: Sandbox, event):
     answer = sandbox.post([*sample(1), event])
     assert answer.json()["accepted"] == 1
@@ -185,6 +185,7 @@ def test_body_that_is_not_a_batch_is_a_bad_request(sandbox: Sandbox, content):
     answer = sandbox.ask("POST", wire.INTAKE_PATH, content)
     assert (answer.status_code, set(answer.json())) == (400, {"statusCode", "message"})
     assert answer.json()["statusCode"] == 400
+    assert content or answer.json()["message"].startswith("The body is not a batch of events: ")
     assert sandbox.counts() == {**NO_EVENTS, "requests": 1}
 
 

@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shipper.model import wire
-from shipper.sandbox.gateway import Refusal
 from shipper.sandbox.intake import Intake, read_batch
 from shipper.sandbox.samples import sample_lines
-from tests.cases import each
 
 NOW = 1_773_577_807.25  # 2026-03-15T12:30:07.25Z
 GOOD = [json.loads(line) for line in sample_lines(2, end=datetime.fromtimestamp(NOW, UTC))]
@@ -52,25 +50,6 @@ def test_any_body_is_a_batch_or_refused(content: bytes):
     assert isinstance(batch, Intake) or (batch.status == 400 and batch.message)
 
 
-@each("content", [b"", b"{}", b'{"EventType":"Acquisition","events":[{]}', b"[" * 100_000, b"\xff"])
-def test_body_that_is_not_a_batch_is_refused_with_the_reason(content: bytes):
-    found = read_batch(content, is_strict=False, now_seconds=NOW)
-    assert isinstance(found, Refusal)
-    assert found.status == 400
-    assert found.message.startswith("The body is not a batch of events: ")
-
-
-def test_good_events_are_kept_byte_for_byte_beside_bad_ones():
-    spaced, other = b"{ " + event()[1:-1] + b"\n}", json.dumps(GOOD[1]).encode()
-    batch = read([b"{}", spaced, b"5", other])
-    assert {index: bytes(raw) for index, (_, raw) in batch.accepted.items()} == {1: spaced, 3: other}
-
-
-def test_rejected_event_is_named_by_its_id_if_it_has_one():
-    events = [event(IP="x"), event(EventId=5, IP="x"), b"[]", b'{"EventId":"\xff"}', b'{"EventId":"short"}']
-    assert [refused.EventId for refused in read(events).rejected] == [GOOD[0]["EventId"], "", "", "", "short"]
-
-
 def test_first_broken_rule_is_named_in_the_order_form_public_rules_repeats():
     assert faults([event(BTag="x", IP="x", Timestamp="2026-02-30T00:00:00Z")]) == {
         0: "IP: must be an IPv4 address in dotted-decimal form"
@@ -78,10 +57,3 @@ def test_first_broken_rule_is_named_in_the_order_form_public_rules_repeats():
     events = [event(IP="x", ConsumerCountry="XX"), event(ConsumerCountry="XX", ConsumerState=""), event()]
     found = faults(events, is_strict=True, is_known=lambda event_id: True)
     assert [fault.partition(":")[0] for fault in found.values()] == ["IP", "ConsumerCountry", "EventId"]
-
-
-def test_known_event_is_an_error_on_request():
-    one, two = event(), json.dumps(GOOD[1]).encode()
-    assert faults([one, two, one]) == {}
-    found = faults([one, two, one], is_known={GOOD[1]["EventId"]}.__contains__)
-    assert found == dict.fromkeys((1, 2), "EventId: has been received before")

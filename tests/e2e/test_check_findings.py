@@ -7,7 +7,6 @@ import json
 import os
 import re
 import socket
-import ssl
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ import trustme
 
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.tokens import TokenIssuer
+from tests.certificates import VERSIONS, context_of, demanding
 from tests.e2e.driver import Result, Service, Shipper, Target, sandbox
 from tests.e2e.fake_service import HANG, RESET, WEB_PAGE, FakeService, Reply
 from tests.report_service import answer, cut_off
@@ -57,31 +57,6 @@ class Checked:
 
     def failed(self) -> list[str]:
         return [item["name"] for item in self.items if item["result"] == "fail"]
-
-
-@pytest.fixture(scope="module")
-def _sandbox() -> Iterator[Service]:
-    with sandbox() as service:
-        yield service
-
-
-@pytest.fixture
-def service(_sandbox: Service) -> Service:
-    """The sandbox, empty."""
-    _sandbox.reset()
-    return _sandbox
-
-
-@pytest.fixture
-def shipper(_sandbox: Service, tmp_path: Path) -> Shipper:
-    """A shipper whose target is the sandbox."""
-    return Shipper(tmp_path / "shipper", _sandbox.target)
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeService]:
-    with FakeService() as fake:
-        yield fake
 
 
 def assert_no_secret(shipper: Shipper, result: Result) -> None:
@@ -337,17 +312,15 @@ def trusting(ca: Path) -> dict[str, object]:
     return {"intake.ca_bundle": ca, "report.ca_bundle": ca}
 
 
-def context_of(authority: trustme.CA, *hosts: str, days: float = 90.5) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
-    authority.issue_cert(*hosts, not_after=end.replace(tzinfo=None)).configure_cert(context)
-    return context
+def in_days(days: float) -> datetime.datetime:
+    return (datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)).replace(tzinfo=None)
 
 
 def test_a_certificate_is_reported_with_its_names_its_authority_and_its_expiry(
     shipper: Shipper, authority: trustme.CA, trusting: dict[str, object]
 ):
-    far, near = (context_of(authority, "127.0.0.1", "intake.example.com", days=days) for days in (90.5, 20.5))
+    names = ("127.0.0.1", "intake.example.com")
+    far, near = (context_of(authority, *names, not_after=in_days(days)) for days in (90.5, 20.5))
     with Origin(context=far) as intake, Origin(REPORTED, context=near) as report:
         shipper.target = Target(intake.url, *KEYS)
         checked = online(shipper, "--account", "1001", settings={**report_at(report.url), **trusting})
@@ -384,12 +357,8 @@ def test_a_tls_problem_is_named_and_nothing_is_sent(
 def with_fault(authority: trustme.CA, fault: str) -> Origin:
     """A server to which nothing can be sent."""
     issuer = trustme.CA() if fault == "unknown" else authority
-    context = context_of(issuer, "127.0.0.1", days=-1 if fault == "expired" else 90)
-    if fault in {"1.2", "1.3"}:
-        authority.configure_trust(context)
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.maximum_version = ssl.TLSVersion.TLSv1_2 if fault == "1.2" else ssl.TLSVersion.TLSv1_3
-    return Origin(context=context)
+    context = context_of(issuer, "127.0.0.1", not_after=in_days(-1 if fault == "expired" else 90))
+    return Origin(context=demanding(context, authority, fault) if fault in VERSIONS else context)
 
 
 def assert_tls_fails(checked: Checked, words: Sequence[str]) -> None:
