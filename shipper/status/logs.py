@@ -85,7 +85,6 @@ class _Filter:
             bucket.left_out = 0
 
     def take_left_out(self) -> dict[str, int]:
-        """Return the number of lines omitted since the last call, by event."""
         left_out = {name: bucket.left_out for name, bucket in list(self._buckets.items()) if bucket.left_out}
         for name in left_out:
             self._buckets[name].left_out = 0
@@ -93,12 +92,16 @@ class _Filter:
 
 
 _filter: Final = _Filter()
-take_left_out: Final = _filter.take_left_out
 
 
 def set_level(level: str) -> None:
     """Set the level of all loggers: `debug`, `info`, `warning` or `error`."""
     _filter.level = _LEVELS[level.upper()]
+
+
+def take_left_out() -> dict[str, int]:
+    """Return the number of lines omitted since the last call, by event."""
+    return _filter.take_left_out()
 
 
 def is_json(format: Literal["auto", "json", "console"]) -> bool:

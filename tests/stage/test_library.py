@@ -221,7 +221,7 @@ async def test_a_record_with_an_invalid_field_is_a_dead_letter_and_no_error(benc
         await shipper.send({})
         await shipper.send(ActivityEvent(**{**event(), "BTag": "none"}))
         await shipper.send(record(1))
-    assert counts(shipper) == (6, 1, 5, 0, 0)
+    assert counts(shipper) == (7, 1, 6, 0, 0)
 
     letters = bench.dead_letters()
     assert json.loads(letters["country"])["ConsumerCountry"] == "Nowhere"
