@@ -33,7 +33,7 @@ DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError
 
 _NO_FAULTS: Final[Mapping[str, str]] = {}
 _EVENT_ID: Final = re.compile(rb'"EventId"\s*:\s*"([0-9A-Fa-f-]{%d})"' % EVENT_ID_LENGTH)
-_CONSUMER_ID: Final = re.compile(rb'"ConsumerID"\s*:\s*"?([0-9]{1,30})\b')
+_CONSUMER_ID: Final = re.compile(rb'"ConsumerID"\s*:\s*"?([0-9]{1,30}+)(?![\w.])')
 
 _decode: Final = msgspec.json.Decoder().decode
 decode_raw: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -71,7 +71,7 @@ class Records(NamedTuple):
     def rejection(self, index: int, rule: str, message: str = "", faults: Mapping[str, str] = _NO_FAULTS) -> Rejection:
         """Return the rejection of a record; the default message is that of the rule."""
         raw, offset = self.raws[index], self.offsets[index]
-        event_id, consumer_id = _EVENT_ID.search(self.wires[index]), _CONSUMER_ID.search(self.wires[index])
+        event_id, consumer_ids = _EVENT_ID.search(self.wires[index]), _CONSUMER_ID.findall(self.wires[index])
         return Rejection(
             start_offset=offset,
             end_offset=offset + len(raw),
@@ -79,7 +79,7 @@ class Records(NamedTuple):
             message=message or MESSAGES[rule],
             raw=raw,
             event_id=event_id[1].decode() if event_id else "",
-            consumer_id=consumer_id[1].decode() if consumer_id else "",
+            consumer_id=consumer_ids[0].decode() if len(consumer_ids) == 1 else "",
             faults=faults,
         )
 

@@ -201,8 +201,8 @@ def consumer_id_of(raw: bytes) -> str:
     Extract the ConsumerID from a record, which may be malformed.
 
     Returns:
-        Decimal digits without leading zeros. If the record is not JSON or has no such field at its top level, the last
-        occurrence anywhere in it. Empty if there is none.
+        Decimal digits without leading zeros. If the record is not JSON or has no such field at its top level, the only
+        one anywhere in it. Empty if there is none, or several.
     """
     try:
         consumer_id = _decode_consumer(raw).ConsumerID
@@ -210,8 +210,8 @@ def consumer_id_of(raw: bytes) -> str:
         consumer_id = None
     if consumer_id is not None and re.fullmatch(r"[0-9]{1,40}", str(consumer_id)):
         return str(int(consumer_id))
-    matches = _CONSUMER_ID.findall(raw)
-    return str(int(matches[-1])) if matches else ""
+    found = {int(digits) for digits in _CONSUMER_ID.findall(raw)}
+    return str(found.pop()) if len(found) == 1 else ""
 
 
 def whole_number(digits: str) -> re.Pattern[bytes]:
