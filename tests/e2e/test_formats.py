@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper, changed, wait_until
 from tests.e2e.fake_service import HANG, OK, FakeService, events_of
-from tests.e2e.files import Tail
+from tests.e2e.files import Tail, append, compress, copytruncate
 
 CONFIG = Path(__file__).parents[2] / "config"
 FULL = {"batch.max_events": 500, "batch.linger_seconds": 5, "delivery.concurrency": 1}
@@ -219,9 +219,9 @@ def test_rows_appended_to_a_followed_csv_are_shipped_with_its_header(
     assert shipper.read_state().read == 30
 
 
-@pytest.mark.parametrize("is_deleted", [False, True])
+@pytest.mark.parametrize("rotation", ["rename", "delete", "copytruncate", "gzip"])
 def test_an_unclosed_quote_delays_the_rows_after_it_until_the_file_is_rotated(
-    tail: Tail, service: Service, sample: Sample, is_deleted: bool
+    tail: Tail, service: Service, sample: Sample, rotation: str
 ):
     rows = documents(sample.lines[:30])
     rows[10]["Username"] = "@"
@@ -229,9 +229,15 @@ def test_an_unclosed_quote_delays_the_rows_after_it_until_the_file_is_rotated(
     running = tail.start(input__rotate_wait_seconds=0.5)
     tail.wait(10)
     running.wait_until(lambda: tail.status_of_now() != 0, "the rest counts as undelivered")
-    rotated = tail.file.rename(tail.folder / "app.ndjson.1")
-    tail.file.write_bytes(csv_text(documents(sample.lines[30:35])))
-    if is_deleted:
+    rotated = tail.folder / "app.ndjson.1"
+    if rotation == "copytruncate":
+        copytruncate(tail.file, rotated)
+    elif rotation == "gzip":
+        compress(tail.file, "gz", rotated)
+    else:
+        tail.file.rename(rotated)
+    append(tail.file, [csv_text(documents(sample.lines[30:35]))])
+    if rotation == "delete":
         rotated.unlink()
     others = [number for number in range(35) if number != 10]
     tail.wait(others)
