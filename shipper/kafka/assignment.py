@@ -171,7 +171,7 @@ class Assignment:
         """
         Add partitions to the assignment, and read them from their starts.
 
-        The client checks a leader epoch when a partition is sought or the leader changes, but not when it is assigned.
+        The client checks a leader epoch on a seek and when the leader changes, but not on an assignment.
 
         Raises:
             KafkaException: The client does not assign the partitions.

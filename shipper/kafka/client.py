@@ -219,7 +219,7 @@ class ConnectionErrors:
 
     @contextmanager
     def explaining(self, settings: KafkaSettings, poll: Callable[[float], object]) -> Iterator[None]:
-        """Replace the message of a timeout by the reason, which `poll` of the client fetches."""
+        """Replace the message of a timeout by its cause, which the client reports only while it is polled."""
         try:
             yield
         except (KafkaException, TimeoutError) as exception:
@@ -243,7 +243,7 @@ def topic_exception(error: KafkaError, topic: str, *, is_input: bool, is_argumen
 
 
 def missing_topic(*, is_input: bool, is_argument: bool = False) -> str:
-    """Return that a topic does not exist, and what to do; `is_argument`: it is from the command line."""
+    """Return the message for a topic that does not exist; `is_argument`: it is from the command line."""
     advice = "create it: shipper check --online --create-topics"
     if is_argument:
         advice = "correct its name"
@@ -291,7 +291,7 @@ def name_taken_error(settings: KafkaSettings) -> StateInUseError:
 
 
 def missing_right(settings: KafkaSettings, right: str) -> str:
-    """Return a message that this client needs a right."""
+    """Return the message for a missing permission."""
     return f"{f'user {settings.username}' if settings.username else 'this client'} needs {right}"
 
 

@@ -117,7 +117,7 @@ def letter_document(stream: KafkaStream, rejection: Rejection, now_s: float) -> 
 
 
 def updated_letter(letter: DeadLetter, old: Document) -> Document:
-    """Return the new version of a dead letter that was rejected again by a replay."""
+    """Return the new version of a dead letter whose record was refused again in a replay."""
     message = explain(old.value) or letter.message
     fields = {f"shipper.{name}": field for name, field in _rejection_fields(letter, message).items()}
     headers = [(name, str(fields[name]).encode() if name in fields else value) for name, value in old.headers]

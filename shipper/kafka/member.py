@@ -1,7 +1,7 @@
 """
 A member of a consumer group: one thread owns the consumer and polls it, which also lets the group move partitions.
 
-The thread puts chunks into a bounded queue, from which the pipeline takes them. While the queue is full, it pauses the
+The thread puts chunks into a bounded queue, from which the pipeline takes them. If the queue stays full, it pauses the
 partitions and continues polling, for hours if necessary: a member that does not poll is removed from its group.
 """
 

@@ -258,10 +258,10 @@ class TransactionStore:
 
     def _abort(self, error: KafkaError) -> None:
         """
-        Abort a failed transaction, so that the next one can begin; return if the reason is a rebalance.
+        Abort a failed transaction, so that the next one can begin.
 
         Raises:
-            StateUnwritableError, StateInUseError: Any other reason.
+            StateUnwritableError, StateInUseError: The reason is not a rebalance.
         """
         self._member.status.transactions["aborted"] += 1
         if error.code() in _REBALANCING:
@@ -336,7 +336,7 @@ def open_group(
     selection: Selection | None = None,
 ) -> Iterator[tuple[Member, TransactionStore]]:
     """
-    Connect to the brokers, and leave the group at the end. The member joins it once a pipeline is attached.
+    Connect to the brokers; on exit, leave the group. The member joins it once a pipeline is attached.
 
     Args:
         selection: What to read; None = everything, without end.

@@ -1,9 +1,10 @@
 """
 A partition as a stream of lines, from its assignment to this process until its revocation.
 
-Each message is a line; the lines are concatenated on an axis of virtual bytes. An index maps lines to messages, and
-keeps what their dead letters would need besides the line until they are settled. The polling thread appends to the
-index, the event loop removes settled messages, and the saving thread reads it.
+Each message is a line with a range of byte offsets, as if the partition were one file; these offsets exist only in this
+process. An index maps lines to messages, and keeps what their dead letters would need besides the line until they are
+settled. The polling thread appends to the index, the event loop removes settled messages, and the saving thread reads
+it.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class KafkaStream(Stream, kw_only=True):
         end: The end of the partition when last queried; None = unknown yet.
         until: End of the offsets to read, exclusive; None = no end.
         eof: Everything before this offset was read; -1 = unknown.
-        stopped: Why the partition is not read, for people; empty = it is read.
+        stopped: A message for users, why the partition is not read; empty = it is read.
         unreachable: Records deleted before they were read that are not in the ledger yet.
         settled: End of the settled offsets, exclusive; None = nothing is settled yet.
         blocks: Blocks of unsettled messages.

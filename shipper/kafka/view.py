@@ -70,7 +70,7 @@ class GroupView:
     Args:
         directory: Where to copy them; an empty directory for the caller's exclusive use.
     Raises:
-        SourceError: Every method: the brokers refuse or do not answer.
+        SourceError: In every method: the brokers refuse or do not answer.
     """
 
     def __init__(self, settings: KafkaSettings, directory: Path) -> None:

@@ -41,7 +41,7 @@ class Completion:
 
     Args:
         directory: Where to move files.
-        is_needed: Returns whether a dead letter refers to a record in the stream with this id without containing it.
+        is_needed: Returns whether the file of the stream with this id has the only copy of a dead letter's record.
     """
 
     def __init__(

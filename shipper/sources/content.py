@@ -45,7 +45,7 @@ _MAGICS: Final[dict[bytes, Compression]] = {
 
 
 class UnfinishedError(Exception):
-    """The turn ended before the call was done; repeat the call in the next turn."""
+    """The limit of this call was reached, so that other files are read, too; call again to continue."""
 
 
 def is_partial_magic(head: bytes) -> bool:

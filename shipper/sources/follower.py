@@ -50,7 +50,7 @@ class Follower:
 
     Attributes:
         files: The open files, which also read new data.
-        is_crowded: Whether files wait because others are not read to their end.
+        is_crowded: Whether files wait for room or for a comparison, so that the next scan should follow soon.
         backlog: As of the last scan.
     """
 

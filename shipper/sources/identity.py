@@ -408,8 +408,8 @@ class StreamIndex:
         """
         Return whether a file may only have the inode of a stream's file that was deleted.
 
-        That is so if it is compressed and the other was not, which renaming does not change; or if nothing was read, so
-        that there are no bytes to compare. If it is the same file after all, another stream reads it from its start.
+        That is so if it is compressed in another way, as renaming does not compress; or if nothing was read, so that
+        there are no bytes to compare. If it is the same file after all, another stream reads it from its start.
         """
         if is_renamed and content.compression != stream.compression:
             return True  # its bytes alone identify it
@@ -438,7 +438,7 @@ class StreamIndex:
 
     def _find_original(self, content: Content, known: Stream, alike: list[Stream]) -> UndecidedError | None:
         """
-        Return an error if a file that continues a settled stream may be a copy of a present file that does so, too.
+        Return an error if a file that continues a settled stream may be a copy of another such file that still exists.
 
         If the settled stream was itself a copy, its file is not continued: its original and the next copy are longer.
         """

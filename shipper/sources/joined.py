@@ -22,7 +22,7 @@ class Source(Protocol):
         """Send chunks, in order for each stream, until the input ends or the task is cancelled."""
 
     async def after_save(self, saved: Sequence[Checkpoint]) -> None:
-        """Apply saved checkpoints; only the source updates those of its streams."""
+        """Apply saved checkpoints; no other code changes the checkpoints of its streams."""
 
     def backlog(self) -> Backlog:
         """Return the backlog; called every second, so it must be cheap."""

@@ -154,7 +154,7 @@ class FilesOnce:
                 )
 
     def _mark_gone(self) -> None:
-        """Mark lost streams as gone, except those that a file with a longer name beside them may continue."""
+        """Mark lost streams as gone, except those that a rotated file such as NAME.1 beside them may continue."""
         names: dict[str, list[str]] = {}
         gone = []
         for stream in self._index.lost():

@@ -59,7 +59,7 @@ class OpenFile:
 
     @property
     def may_end(self) -> bool:
-        """Whether more can be read once nothing follows; a torn line of a plain file waits for its rest forever."""
+        """Whether an incomplete end is read once nothing follows; a torn line of a plain file always waits."""
         return bool(self.reader.content.compression) or self.reader.stream.framing is not LINES
 
     def has_changed(self, status: os.stat_result) -> bool:
@@ -75,8 +75,7 @@ class OpenFile:
 
 class _ArchiveTurns:
     """
-    Decides which archives are decompressed: one per stage, because many decompressors would need too
-    much memory.
+    Decides which archives are decompressed: one for each of three stages, as many decompressors need much memory.
 
     So a small archive waits neither for a large one nor for one with a slow start, such as very many empty members. In
     the stage "later", the archive of which the least has been read goes first. A suspended archive is decompressed from

@@ -147,7 +147,7 @@ class StreamReader:
         max_record_bytes: Maximum length of a line that is read; for a longer line only its end is searched.
 
     Attributes:
-        is_unfinished: The turn ended before the last read was done; there may be more.
+        is_unfinished: The last read reached its limit of steps; there may be more.
     """
 
     def __init__(
@@ -247,9 +247,9 @@ class StreamReader:
         Args:
             is_final: Nothing will be appended, so the end of the input ends the last line, unless it is a truncated
                 archive.
-            is_quiet: Nothing was appended for a while to an archive or a rotated file. A member may end with a flush
-                within a line, so its end ends the last line only if that is a complete object. Complete lines of CSV or
-                batches are read even within a quoted value or an element that has not ended.
+            is_quiet: Nothing was appended for a while to an archive or a rotated file. A member of an archive may end
+                within a line, so a last line without a newline is read only if it is a complete JSON object. Complete
+                lines of CSV or batches are read even within a quoted value or an element that has not ended.
             turn_steps: Maximum decompression steps; also limits a search to a few MiB. If this returns no chunk, check
                 `is_unfinished`. Infinite = continue until there is a chunk.
             length: Bytes to read, at most 1 MiB.
