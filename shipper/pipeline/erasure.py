@@ -106,15 +106,15 @@ class Erasure:
 
     def _find_letters(self, letters: Letters, data: ConsumerData) -> None:
         delimiter = self._settings.input.csv_delimiter
-        for letter_id, has_consumer_id in letters.candidates(self._consumer_id):
+        for letter_id, is_stored_so in letters.candidates(self._consumer_id):
             content = letters.content(letter_id)
             if content is None:  # just purged; purging does not need the lock
                 continue
             rows = csv_rows(content.header, is_whole=True, delimiter=delimiter) if content.header else None
             consumer_id = self._consumer_of(content.raw, rows or LINES)
-            if consumer_id == self._consumer_id or (has_consumer_id and not consumer_id):
+            if consumer_id == self._consumer_id or (is_stored_so and not consumer_id):
                 data.letters.append(letter_id)
-            elif has_consumer_id or (consumer_id == "" and self._number.search(content.raw)):
+            elif is_stored_so or (consumer_id == "" and self._number.search(content.raw)):
                 data.doubtful.append(self._describe_letter(letter_id))
 
     def _find_spooled(self, path: Path, data: ConsumerData) -> None:

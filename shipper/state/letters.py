@@ -65,6 +65,7 @@ class Selection(Struct, frozen=True, kw_only=True):
         since_s, before_s: Bounds of the time of the first rejection, seconds since the epoch; the first is inclusive.
         path: A glob over the whole path; `*` also matches slashes.
         is_whole: Whether the whole record is stored, rather than only its beginning or its position.
+        like: The id of a letter with the same CSV header.
     """
 
     rule: str = ""
@@ -73,6 +74,7 @@ class Selection(Struct, frozen=True, kw_only=True):
     path: str = ""
     delivery: str = ""
     is_whole: bool | None = None
+    like: int | None = None
 
     def where(self) -> tuple[str, list[str | float]]:
         """Return the SQL condition and its parameters."""
@@ -83,6 +85,7 @@ class Selection(Struct, frozen=True, kw_only=True):
             "path GLOB ?": self.path or None,
             "delivery = ?": self.delivery or None,
             "(length(raw) > 0 AND whole_bytes = 0) = ?": self.is_whole,
+            "header = (SELECT header FROM dead_letters WHERE id = ?)": self.like,
         }
         used = {term: value for term, value in terms.items() if value is not None}
         return " AND ".join(used) or "TRUE", list(used.values())
@@ -137,9 +140,9 @@ class Letters:
         rows = self._select("id", selection, "ORDER BY id LIMIT ?", -1 if limit is None else limit)
         return [letter_id for (letter_id,) in rows]
 
-    def headers(self, selection: Selection) -> dict[bytes, str]:
-        """Return the headers needed to parse the records (CSV headers; b"" for JSON), with an input of each."""
-        return dict(self._select("header, min(path)", selection, "GROUP BY header ORDER BY min(id)"))
+    def headers(self, selection: Selection) -> list[tuple[bytes, int, str]]:
+        """Return the headers needed to parse the records (b"" for JSON), with a letter and an input of each."""
+        return self._select("header, min(id), path", selection, "GROUP BY header ORDER BY min(id)")
 
     def get(self, letter_id: int) -> DeadLetter | None:
         """Return a letter; None if it does not exist."""
@@ -161,11 +164,12 @@ class Letters:
         return bool(self._fetch("1 FROM dead_letters WHERE stream_id = ? AND length(raw) = 0 LIMIT 1", (stream_id,)))
 
     def candidates(self, consumer_id: str) -> list[tuple[int, bool]]:
-        """Return the ids of letters that may be a consumer's, and whether their ConsumerID is known."""
+        """Return the ids of letters that may be a consumer's, and whether they were stored as this consumer's."""
+        # An invalid record may have zeros before the number, or contain several numbers.
+        stored = "ltrim(consumer_id, '0')"
         return self._fetch(
-            "id, consumer_id != '' FROM dead_letters "
-            "WHERE ltrim(consumer_id, '0') IN (?, '') ORDER BY id",  # an invalid record may have zeros before it
-            (consumer_id,),
+            f"id, {stored} = ? FROM dead_letters WHERE {stored} IN (?, '') OR instr(raw, ?) ORDER BY id",
+            (consumer_id, consumer_id, consumer_id.encode()),
         )
 
 

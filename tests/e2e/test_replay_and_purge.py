@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -403,8 +404,10 @@ def test_exported_csv_rows_can_be_corrected_and_shipped(shipper: Shipper, servic
     both = letters(shipper, "export")
     assert (both.returncode, both.stdout) == (2, "")
     assert "2 forms" in both.stderr
-    assert "--path" in both.stderr
     assert letters(shipper, "export", "--path", "*.ndjson").stdout == "broken\n" * 2
+    choices = re.findall(r"--like (\d+)", both.stderr)
+    found = [letters(shipper, "export", "--like", choice).stdout.encode() for choice in choices]
+    assert sorted(found, key=len) == [b"broken\n" * 2, table.getvalue().encode()]
 
     command = (
         f"'{SHIPPER}' dead-letters export --path '*.csv' --config '{shipper.config}' | sed 's/GBR/GB/' > mended.csv"

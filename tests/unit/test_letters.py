@@ -292,7 +292,13 @@ def test_an_erasure_matches_the_exact_consumer_id(store: Store, tmp_path: Path):
 
 @each("mode", ["strict", "normalize"])
 @each("end", [b"}", b""])
-@each("number", [b'"0042"', b'8,"ConsumerID":42', b'42,"ConsumerID":[]', b'42,"Inner":{"ConsumerID":8}'])
+@each(
+    "number",
+    [
+        *(b'"0042"', b'8,"ConsumerID":42', b'42,"ConsumerID":[]', b'42,"Inner":{"ConsumerID":8}'),
+        *(b'42,"Username":"torn{"ConsumerID":8', b'8,"Username":"torn{"ConsumerID":42', b'8,"player_no":42 8'),
+    ],
+)
 def test_an_erasure_finds_every_spelling_of_the_number_of_an_invalid_record(
     store: Store, tmp_path: Path, mode: str, end: bytes, number: bytes
 ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -109,14 +110,20 @@ def show(
             raise unknown_ids(missing, letters.ids(EVERYTHING))
 
 
-def export(filters: Filters, output: OutputOption = "", *, options: SettingsOptions) -> None:
+def export(
+    filters: Filters,
+    like: Annotated[int | None, option("ID", "Only those with the same CSV header as this one.", min=1)] = None,
+    output: OutputOption = "",
+    *,
+    options: SettingsOptions,
+) -> None:
     """
     Write the records as they were read, one per line, oldest first; CSV rows with their header. Works while a shipper
     runs.
 
     Example: shipper dead-letters export --reason ip -o ip.ndjson
     """
-    selection = filters.selection()
+    selection = msgspec.structs.replace(filters.selection(), like=like)
     whole = msgspec.structs.replace(selection, is_whole=True)
     target = check_target(output)
     with letters_in(readable_state(prepare(options))) as letters:
@@ -133,7 +140,7 @@ def export(filters: Filters, output: OutputOption = "", *, options: SettingsOpti
         warn_about_truncated(letters, selection)
 
 
-def _common_header(headers: dict[bytes, str]) -> bytes:
+def _common_header(headers: Sequence[tuple[bytes, int, str]]) -> bytes:
     """
     Return the header for records written to one file; empty for JSON.
 
@@ -141,12 +148,12 @@ def _common_header(headers: dict[bytes, str]) -> bytes:
         typer.BadParameter: The records have different headers.
     """
     if len(headers) > 1:
-        inputs = ", ".join(map(printable, headers.values()))
+        choices = ", ".join(f"--like {letter_id} ({printable(path)})" for _, letter_id, path in headers)
         raise typer.BadParameter(
             f"these records have {len(headers)} forms (JSON lines, or CSV with different headers), which cannot be in "
-            f"one file; choose inputs with --path, such as one of {inputs}"
+            f"one file; choose one: {choices}"
         )
-    header = next(iter(headers), b"")
+    header = headers[0][0] if headers else b""
     return header if not header or header.endswith(b"\n") else header + b"\n"
 
 
