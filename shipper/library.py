@@ -71,7 +71,8 @@ class Shipper:
         anyio.run(main)
 
     Entering the context locks the state directory. Leaving it, also by an exception, refuses further records and drains
-    the spool within `delivery.drain_timeout_seconds`; cancellation does not shorten that. The rest stays pending.
+    the spool within `delivery.drain_timeout_seconds`; only asyncio's own cancellation while it drains ends that at
+    once. The rest stays pending.
 
     A failure of the shipper itself, such as a broken disk, is raised by `send` and at the end of the context. An
     unavailable service is not a failure: the spool fills, and `send` waits once it is full.

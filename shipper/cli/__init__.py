@@ -77,6 +77,8 @@ def prepare_process() -> None:
     _open_standard_descriptors()
     sys.meta_path.insert(0, _StructlogWithoutRich())
     sys.stdout, sys.stderr = _buffered(sys.stdout), _buffered(sys.stderr)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files, in a locale without their characters
 
 
 def main() -> NoReturn:

@@ -57,16 +57,16 @@ class OneShotOptions(NamedTuple):
 class TimeRange(NamedTuple):
     """The options that select a part of the input."""
 
-    since: Annotated[str, option("TIME", "Only records written, or files changed, since an ISO date or time, UTC.")] = (
-        ""
-    )
+    since: Annotated[
+        str | None, option("TIME", "Only records written, or files changed, since an ISO date or time, UTC.")
+    ] = None
     until: Annotated[
-        str,
+        str | None,
         option(
             "TIME",
             "Only records written, or files changed, until an ISO date or time, UTC; a date means the end of that day.",
         ),
-    ] = ""
+    ] = None
     again: Annotated[
         str,
         option(
@@ -83,8 +83,8 @@ class TimeRange(NamedTuple):
         Raises:
             typer.BadParameter: One of them is not a time, or nothing is between them.
         """
-        first = parse_time(self.since) if self.since else None
-        last = parse_time(self.until, is_end=True) if self.until else None
+        first = None if self.since is None else parse_time(self.since)
+        last = None if self.until is None else parse_time(self.until, is_end=True)
         if first is not None and last is not None and first >= last:
             raise typer.BadParameter(f"--since {self.since} is not before --until {self.until}; correct one of them")
         return first, last

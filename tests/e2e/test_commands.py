@@ -339,6 +339,28 @@ def test_all_commands_share_the_options_format_and_output_and_older_spellings_st
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["status", "--until", ""], ["dead-letters", "purge", "--reason", "", "--yes"]),
+        *(["dead-letters", "export", "--path", ""], ["dead-letters", "list", "--since", ""]),
+        ["dead-letters", "purge", "--consumer-id", "", "--yes"],
+    ],
+)
+def test_an_empty_value_as_of_an_unset_variable_selects_nothing(shipper: Shipper, arguments: list[str]):
+    assert shipper.run(*arguments, check=False).returncode == 2
+
+
+def test_a_name_that_the_encoding_lacks_is_escaped(shipper: Shipper, service: Service, sample: Sample):
+    (shipper.folder / "\N{GREEK SMALL LETTER PI}.ndjson").write_bytes(b"".join(sample.lines[:10]) + b"{}\n")
+    shipper.run("backfill", "\N{GREEK SMALL LETTER PI}.ndjson", check=False)
+    for command in (["status"], ["dead-letters", "list"], ["dead-letters", "show", "1"]):
+        latin = ["env", "PYTHONIOENCODING=latin-1"]
+        shown = shipper.run(*command, prefix=latin, check=False)
+        assert shown.returncode == 0, shown.stderr
+        assert "\\u03c0.ndjson" in shown.stdout
+
+
+@pytest.mark.parametrize(
     "arguments", [["--help"], ["--version"], ["status"], ["sample"], ["backfill", "a.ndjson", "--format", "json"]]
 )
 def test_a_standard_output_that_cannot_be_written_is_an_error(

@@ -27,9 +27,9 @@ _DAY_S = 86_400.0
 class Filters(NamedTuple):
     """The options that select dead letters; without any, all are selected."""
 
-    reason: Annotated[str, option("RULE", "Only those refused by this rule.")] = ""
-    since: Annotated[str, option("TIME", "Only those refused since an ISO date or date-time, UTC.")] = ""
-    path: Annotated[str, option("GLOB", "Only those from matching inputs.")] = ""
+    reason: Annotated[str | None, option("RULE", "Only those refused by this rule.")] = None
+    since: Annotated[str | None, option("TIME", "Only those refused since an ISO date or date-time, UTC.")] = None
+    path: Annotated[str | None, option("GLOB", "Only those from matching inputs.")] = None
     delivery: Annotated[
         DeliveryClass | None,
         option(
@@ -39,11 +39,14 @@ class Filters(NamedTuple):
     ] = None
 
     def selection(self, older_than_days: float | None = None) -> Selection:
+        for name, value in (("--reason", self.reason), ("--path", self.path)):
+            if value == "":  # perhaps an empty variable in a script, which must not select all
+                raise typer.BadParameter(f"{name} is empty; leave it out to select all")
         return Selection(
-            rule=self.reason,
-            since_s=parse_time(self.since) if self.since else None,
+            rule=self.reason or "",
+            since_s=None if self.since is None else parse_time(self.since),
             before_s=None if older_than_days is None else time.time() - older_than_days * _DAY_S,
-            path=self.path,
+            path=self.path or "",
             delivery=self.delivery or "",
         )
 

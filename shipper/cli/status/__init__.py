@@ -31,13 +31,13 @@ _TABLE_OVERHEAD: Final = 3  # lines of the list of inputs that are not inputs
 
 def status(
     until: Annotated[
-        str,
+        str | None,
         option(
             "TIME",
             "Check whether everything written up to TIME is settled; exit code 0 = yes, 4 = no. "
             "TIME is ISO 8601, UTC by default; a date means its end; `now` is allowed.",
         ),
-    ] = "",
+    ] = None,
     watches: Annotated[bool, flag("Repeat until Ctrl-C.", "--watch")] = False,
     interval_s: Annotated[float, option("S", "Seconds between two updates of --watch.", "--interval", min=0.1)] = 1.0,
     shows_all: Annotated[bool, flag("List all inputs, not only the 20 that are furthest behind.", "--all")] = False,
@@ -53,12 +53,12 @@ def status(
 
     Example: shipper status --until 2026-11-01T12:00:00Z
     """
-    if until and watches:
+    if until is not None and watches:
         raise typer.BadParameter("--until and --watch cannot be combined; leave out one of them")
     settings = prepare(options)
     is_json = form == "json"
     now = time.time()
-    until_s = parse_time(until, is_end=True, now=now) if until else None
+    until_s = None if until is None else parse_time(until, is_end=True, now=now)
     if settings.input.kafka is not None:
         if watches:
             raise typer.BadParameter(
