@@ -259,7 +259,7 @@ class InputSettings(Section, frozen=True):
         Literal["auto", "ndjson", "csv", "batch"],
         about("format of the input; auto: detected from the first bytes of each file"),
     ] = "auto"
-    csv_delimiter: Annotated[str, about("delimiter of CSV; empty = detected from the header", max_length=1)] = ""
+    csv_delimiter: Annotated[str, about("delimiter of CSV, one character; empty = detected from the header")] = ""
     start: Annotated[
         Literal["beginning", "end"],
         about("where `run` starts in files that exist when their pattern is first used; other files: beginning"),
@@ -281,7 +281,7 @@ class InputSettings(Section, frozen=True):
     kafka: Annotated[KafkaSettings | None, about("Kafka consumer group to read instead of files")] = None
 
     def __post_init__(self) -> None:
-        if not self.csv_delimiter.isascii() or self.csv_delimiter in {'"', "\r", "\n", "\0"}:
+        if len(self.csv_delimiter) > 1 or not self.csv_delimiter.isascii() or self.csv_delimiter in {'"', "\r", "\n", "\0"}:
             raise ConfigError(
                 f"{self.csv_delimiter!r} is not a delimiter: it must be one ASCII character other than a quote or a "
                 'line break, such as ";"',
