@@ -41,6 +41,7 @@ from shipper.model.errors import ConfigError
 from shipper.model.units import iso
 
 if TYPE_CHECKING:
+    from shipper.report.days import Days
     from shipper.report.document import FetchedReport
     from shipper.report.fetching import Outcome
     from shipper.report.history import History
@@ -125,7 +126,9 @@ def reconcile(
     with open_history_if_usable(configured, consequence) as history:
         outcome: Outcome[Period] = Outcome([], [], [])
         if parts:
-            outcome = fetch_reports(settings, parts, lambda part, fetched: _period(part, fetched, history), requests)
+            outcome = fetch_reports(
+                settings, parts, lambda part, fetched: _period(part, fetched, history, days), requests
+            )
         if history is not None:
             owners = owners._replace(named=history.sources())
     if parts and not outcome.reports:
@@ -212,7 +215,7 @@ def _not_compared(outcome: Outcome[Period], complete_from: date | None) -> list[
     return sorted(excluded)
 
 
-def _period(part: Part, fetched: FetchedReport, history: History | None) -> Period:
+def _period(part: Part, fetched: FetchedReport, history: History | None, days: Days) -> Period:
     """Store a report; return it with earlier versions that were fetched after its days were over."""
     from shipper.model.errors import ReportError
     from shipper.report.checks import check_fetched, check_period
@@ -224,11 +227,10 @@ def _period(part: Part, fetched: FetchedReport, history: History | None) -> Peri
     earlier = []
     if history is not None:
         version = history.add(part, fetched)
-        over = datetime.combine(part.days.end, datetime.max.time(), UTC).timestamp()
         earlier = [
             history.report(other).report
             for other in history.versions(part)
-            if other.number != version.number and other.last_fetched_at > over
+            if other.number != version.number and days.is_over(part.days.end, other.last_fetched_at)
         ]
     return Period(part.days, fetched.report, earlier, findings)
 

@@ -92,14 +92,17 @@ class Scenario:
         code, found = self.judged(*options, **where)
         return code, found["verdict"]
 
-    def keep(self, account: int, day: str, *sources: int) -> None:
-        """Save a report in the history as if it had been fetched long ago."""
-        figures = wire.Conversions(registrations=pair("1"))
+    def keep(
+        self, account: int, day: str, *sources: int, count: int = 1, fetched_at: str = "2023-11-14T22:13:20Z"
+    ) -> None:
+        """Save a report in the history as if it had been fetched at another time, by default long ago."""
+        figures = wire.Conversions(registrations=pair(str(count)))
         entries = [entry(source, conversions=figures) for source in sources]
         body = wire.encode_report(report(brand(*entries), account=account, start=day, end=day))
         with closing(History(self.shipper.state)) as history:
             part = Part(account, DateRange(date.fromisoformat(day), date.fromisoformat(day)))
-            history.add(part, read_report(body, account_id=account, fetched_at=1_700_000_000.0))
+            fetched = read_report(body, account_id=account, fetched_at=datetime.fromisoformat(fetched_at).timestamp())
+            history.add(part, fetched)
 
     def _answer(self, asked: Asked) -> bytes:
         wanted = days_of(str(asked.start), str(asked.end))
@@ -158,6 +161,26 @@ def test_a_source_in_the_report_of_another_day_is_missing_too(scenario: Scenario
     scenario.report("2025-10-04", a=30)
     code, found = scenario.judged()
     assert (code, found["verdict"], found["totals"]["missing"]) == (3, "differences", 300)
+
+
+@pytest.mark.parametrize(
+    ("fetched_at", "zone", "expected"),
+    [
+        ("2025-10-04T21:59:59Z", "Europe/Malta", (3, "differences")),
+        ("2025-10-04T22:00:00Z", "Europe/Malta", (6, "explained")),
+        ("2025-10-04T22:00:00Z", "UTC", (3, "differences")),
+        ("2025-10-05T00:00:00Z", "UTC", (6, "explained")),
+        ("2025-10-05T00:00:00Z", "America/New_York", (3, "differences")),
+        ("2025-10-05T04:00:00Z", "America/New_York", (6, "explained")),
+    ],
+)
+def test_a_restatement_explains_if_the_earlier_version_was_fetched_after_the_day_in_the_time_zone(
+    scenario: Scenario, fetched_at: str, zone: str, expected: tuple[int, str]
+):
+    scenario.accept(100, "2025-10-04T12", A)
+    scenario.keep(1001, "2025-10-04", A, count=100, fetched_at=fetched_at)
+    scenario.report("2025-10-04", a=96)
+    assert scenario.verdict("--timezone", zone) == expected
 
 
 @pytest.mark.parametrize("sources", [("a",), ()])
