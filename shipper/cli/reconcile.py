@@ -254,7 +254,10 @@ def _notes(settings: Settings, letters: DeadLetterCounts, result: Reconciliation
     if letters.unattributed:
         notes.append(f"Unattributed dead letters: {letters.unattributed:,}; their day, brand or media cannot be read.")
     if result.totals.surplus:
-        unknown = overview.accepted - sum(row.accepted for row in read_ledger(settings.state.directory))
+        ledger = read_ledger(settings.state.directory)
+        # Replayed events whose EventIds had been accepted before are accepted in the totals, duplicates in the ledger.
+        replayed = max(0, sum(row.duplicates for row in ledger) - overview.duplicates)
+        unknown = overview.accepted - sum(row.accepted for row in ledger) - replayed
         if unknown > 0:
             accepted = several(unknown, "record was accepted", "records were accepted")
             notes.append(f"{accepted} before the ledger begins, and are not counted in it.")

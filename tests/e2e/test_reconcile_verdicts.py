@@ -281,6 +281,21 @@ def test_only_dead_letters_that_were_sent_explain_a_surplus(scenario: Scenario, 
     assert found["totals"]["dead_letters"] == 0
 
 
+def test_replayed_records_with_the_same_event_ids_are_not_from_before_the_ledger(scenario: Scenario):
+    """The service accepts them twice, and the ledger counts them as duplicates the second time."""
+    lines = sample_lines(2, seed=7, end=datetime(2025, 11, 1, tzinfo=UTC), days=1)
+    good = [changed(line, Timestamp="2025-10-04T12:00:00Z", BTag=f"{A}_{'0' * 32}", BrandID=11) for line in lines]
+    for address in ("::1", "::2"):
+        file = scenario.shipper.folder / f"{address[-1]}.ndjson"
+        file.write_bytes(b"".join(changed(line, IP=address) for line in good))
+        assert scenario.shipper.run("backfill", file, "--summary", "json").counts() == (2, 0, 2, 0, 0)
+    replayed = scenario.shipper.run("dead-letters", "replay", "--set", "records.relax=ip", "--summary", "json")
+    assert replayed.counts() == (4, 4, 0, 0, 0)
+    scenario.report("2025-10-04", a=5)
+    code, found = scenario.judged()
+    assert (code, found["totals"]["accepted"], found["totals"]["surplus"], found["notes"]) == (3, 2, 3, [])
+
+
 # Missing days and periods
 
 
