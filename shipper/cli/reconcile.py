@@ -106,6 +106,7 @@ def reconcile(
     from shipper.report.reconcile.compare import reconcile as compare
     from shipper.report.reconcile.model import Excluded
     from shipper.report.reconcile.summary import findings, headlines
+    from shipper.status.overview import read_overview
 
     days = days_of_zone(timezone)
     today = days.today(time.time())
@@ -122,6 +123,11 @@ def reconcile(
     owners = _owners(settings, account)
     _check_ledger(settings)
     owners = owners._replace(affiliates=_by_ledger_name(owners.affiliates, settings.state.directory))
+    # Read before the reports are fetched: they would lack records that are accepted meanwhile.
+    pending_bytes = read_overview(settings.state.directory).total_lag_bytes
+    rows = read_range(settings, span)
+    complete_from = first_complete_day(settings, days)
+    letters = read_dead_letters(settings, _MAY_HAVE_ARRIVED)
     consequence = "restatements, and sources of earlier reports, are not recognised"
     with open_history_if_usable(configured, consequence) as history:
         outcome: Outcome[Period] = Outcome([], [], [])
@@ -133,9 +139,6 @@ def reconcile(
             owners = owners._replace(named=history.sources())
     if parts and not outcome.reports:
         raise typer.Exit(1)
-    rows = read_range(settings, span)
-    complete_from = first_complete_day(settings, days)
-    letters = read_dead_letters(settings, _MAY_HAVE_ARRIVED)
     excluded = _not_compared(outcome, complete_from)
     if later := requested[len(parts) :]:
         excluded.append(Excluded("not begun", DateRange(later[0].days.start, span.end), "no report was fetched"))
@@ -152,7 +155,7 @@ def reconcile(
         boundary_hours=boundary_hours,
         alarm_below=share,
     )
-    notes = _notes(settings, letters, result)
+    notes = _notes(settings, pending_bytes, letters, result)
     check_partial(target, is_partial=bool(result.not_compared), is_allowed=allow_partial)
     write(_render(form, result, notes, target, shows_all=everything), target, form=form)
     if form == "csv" or target is not None:
@@ -235,17 +238,16 @@ def _period(part: Part, fetched: FetchedReport, history: History | None, days: D
     return Period(part.days, fetched.report, earlier, findings)
 
 
-def _notes(settings: Settings, letters: DeadLetterCounts, result: Reconciliation) -> list[str]:
+def _notes(settings: Settings, pending_bytes: int, letters: DeadLetterCounts, result: Reconciliation) -> list[str]:
     from shipper.state.ledger import read_ledger
     from shipper.status.overview import read_overview
 
     overview = read_overview(settings.state.directory)
     notes = []
-    pending = overview.total_lag_bytes
-    if pending:
-        pending_bytes = several(pending, "byte of the inputs is", "bytes of the inputs are")
+    if pending_bytes:
+        pending = several(pending_bytes, "byte of the inputs is", "bytes of the inputs are")
         notes.append(
-            f"Pending: {pending_bytes} not settled yet; their records are not in the ledger, "
+            f"Pending: {pending} not settled yet; their records are not in the ledger, "
             "although the service may already count some of them."
         )
     if overview.unreachable_bytes:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -55,6 +56,11 @@ class Scenario:
 
     def accept(self, count: int, hour: str, media: int, *, affiliate: str = "", number: int = 11) -> None:
         """Deliver `count` records, which the service accepts."""
+        file = self.write(count, hour, media, affiliate=affiliate, number=number)
+        result = self.shipper.run("backfill", file, "--summary", "json")
+        assert result.counts() == (count, count, 0, 0, 0), result.stderr
+
+    def write(self, count: int, hour: str, media: int, *, affiliate: str = "", number: int = 11) -> Path:
         known = len(list(self.shipper.folder.glob("*.ndjson")))
         lines = sample_lines(count, seed=SEED + known, end=datetime(2025, 11, 1, tzinfo=UTC), days=1)
         file = self.shipper.folder / f"{known}.ndjson"
@@ -71,8 +77,7 @@ class Scenario:
                 for index, line in enumerate(lines)
             )
         )
-        result = self.shipper.run("backfill", file, "--summary", "json")
-        assert result.counts() == (count, count, 0, 0, 0), result.stderr
+        return file
 
     def report(self, day: str, **figures: Any) -> None:
         """Set the figures of brand 11 in the report of a day, by name of the source."""
@@ -241,6 +246,21 @@ def test_records_claimed_by_two_accounts_are_contested_and_counted_by_their_medi
     assert found["totals"]["contested"] == 4
     assert [(row["account_id"], row["accepted"]) for row in found["of_other_accounts"]["rows"]] == [(2002, 9)]
     assert any(line.startswith("Contested: 13 accepted records") for line in found["headlines"])
+
+
+def test_records_that_are_delivered_after_the_report_was_made_are_not_missing(scenario: Scenario):
+    scenario.accept(30, "2025-10-04T12", A)
+    later = scenario.write(5, "2025-10-04T12", A)
+    scenario.report("2025-10-04", a=30)
+
+    def deliver(made: wire.DailyReport) -> wire.DailyReport:
+        assert scenario.shipper.start("backfill", later).finish().returncode == 0
+        return made
+
+    scenario.changes = deliver
+    code, found = scenario.judged(days=("2025-10-04",))
+    assert (code, found["verdict"], found["totals"]["accepted"]) == (0, "agree", 30)
+    assert sum(row.accepted for row in read_ledger(scenario.shipper.state)) == 35
 
 
 # The day boundary
