@@ -41,6 +41,7 @@ from shipper.model.errors import ConfigError
 from shipper.model.units import iso
 
 if TYPE_CHECKING:
+    from shipper.report.days import Days
     from shipper.report.document import FetchedReport
     from shipper.report.fetching import Outcome
     from shipper.report.history import History
@@ -105,6 +106,7 @@ def reconcile(
     from shipper.report.reconcile.compare import reconcile as compare
     from shipper.report.reconcile.model import Excluded
     from shipper.report.reconcile.summary import findings, headlines
+    from shipper.status.overview import read_overview
 
     days = days_of_zone(timezone)
     today = days.today(time.time())
@@ -121,18 +123,22 @@ def reconcile(
     owners = _owners(settings, account)
     _check_ledger(settings)
     owners = owners._replace(affiliates=_by_ledger_name(owners.affiliates, settings.state.directory))
+    # Read before the reports are fetched: they would lack records that are accepted meanwhile.
+    pending_bytes = read_overview(settings.state.directory).total_lag_bytes
+    rows = read_range(settings, span)
+    complete_from = first_complete_day(settings, days)
+    letters = read_dead_letters(settings, _MAY_HAVE_ARRIVED)
     consequence = "restatements, and sources of earlier reports, are not recognised"
     with open_history_if_usable(configured, consequence) as history:
         outcome: Outcome[Period] = Outcome([], [], [])
         if parts:
-            outcome = fetch_reports(settings, parts, lambda part, fetched: _period(part, fetched, history), requests)
+            outcome = fetch_reports(
+                settings, parts, lambda part, fetched: _period(part, fetched, history, days), requests
+            )
         if history is not None:
             owners = owners._replace(named=history.sources())
     if parts and not outcome.reports:
         raise typer.Exit(1)
-    rows = read_range(settings, span)
-    complete_from = first_complete_day(settings, days)
-    letters = read_dead_letters(settings, _MAY_HAVE_ARRIVED)
     excluded = _not_compared(outcome, complete_from)
     if later := requested[len(parts) :]:
         excluded.append(Excluded("not begun", DateRange(later[0].days.start, span.end), "no report was fetched"))
@@ -149,7 +155,7 @@ def reconcile(
         boundary_hours=boundary_hours,
         alarm_below=share,
     )
-    notes = _notes(settings, letters, result)
+    notes = _notes(settings, pending_bytes, letters, result)
     check_partial(target, is_partial=bool(result.not_compared), is_allowed=allow_partial)
     write(_render(form, result, notes, target, shows_all=everything), target, form=form)
     if form == "csv" or target is not None:
@@ -212,7 +218,7 @@ def _not_compared(outcome: Outcome[Period], complete_from: date | None) -> list[
     return sorted(excluded)
 
 
-def _period(part: Part, fetched: FetchedReport, history: History | None) -> Period:
+def _period(part: Part, fetched: FetchedReport, history: History | None, days: Days) -> Period:
     """Store a report; return it with earlier versions that were fetched after its days were over."""
     from shipper.model.errors import ReportError
     from shipper.report.checks import check_fetched, check_period
@@ -224,26 +230,24 @@ def _period(part: Part, fetched: FetchedReport, history: History | None) -> Peri
     earlier = []
     if history is not None:
         version = history.add(part, fetched)
-        over = datetime.combine(part.days.end, datetime.max.time(), UTC).timestamp()
         earlier = [
             history.report(other).report
             for other in history.versions(part)
-            if other.number != version.number and other.last_fetched_at > over
+            if other.number != version.number and days.is_over(part.days.end, other.last_fetched_at)
         ]
     return Period(part.days, fetched.report, earlier, findings)
 
 
-def _notes(settings: Settings, letters: DeadLetterCounts, result: Reconciliation) -> list[str]:
+def _notes(settings: Settings, pending_bytes: int, letters: DeadLetterCounts, result: Reconciliation) -> list[str]:
     from shipper.state.ledger import read_ledger
     from shipper.status.overview import read_overview
 
     overview = read_overview(settings.state.directory)
     notes = []
-    pending = overview.total_lag_bytes
-    if pending:
-        pending_bytes = several(pending, "byte of the inputs is", "bytes of the inputs are")
+    if pending_bytes:
+        pending = several(pending_bytes, "byte of the inputs is", "bytes of the inputs are")
         notes.append(
-            f"Pending: {pending_bytes} not settled yet; their records are not in the ledger, "
+            f"Pending: {pending} not settled yet; their records are not in the ledger, "
             "although the service may already count some of them."
         )
     if overview.unreachable_bytes:
@@ -252,7 +256,10 @@ def _notes(settings: Settings, letters: DeadLetterCounts, result: Reconciliation
     if letters.unattributed:
         notes.append(f"Unattributed dead letters: {letters.unattributed:,}; their day, brand or media cannot be read.")
     if result.totals.surplus:
-        unknown = overview.accepted - sum(row.accepted for row in read_ledger(settings.state.directory))
+        ledger = read_ledger(settings.state.directory)
+        # Replayed events whose EventIds had been accepted before are accepted in the totals, duplicates in the ledger.
+        replayed = max(0, sum(row.duplicates for row in ledger) - overview.duplicates)
+        unknown = overview.accepted - sum(row.accepted for row in ledger) - replayed
         if unknown > 0:
             accepted = several(unknown, "record was accepted", "records were accepted")
             notes.append(f"{accepted} before the ledger begins, and are not counted in it.")

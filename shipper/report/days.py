@@ -48,6 +48,10 @@ class Days:
     def today(self, now_seconds: float) -> date:
         return date.fromisoformat(self.day_of(datetime.fromtimestamp(now_seconds, UTC).strftime("%Y-%m-%dT%H")))
 
+    def is_over(self, day: date, at_s: float) -> bool:
+        """Return whether a day was over at a time, seconds since the epoch."""
+        return datetime.fromtimestamp(at_s, self._zone).date() > day
+
     def hour_of(self, hour: str) -> str:
         """Convert an hour in UTC to the zone, with its offset."""
         local = self._local(hour)

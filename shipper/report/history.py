@@ -64,6 +64,7 @@ CREATE TABLE sources ( -- all marketing sources in the versions of an account's 
 ) STRICT, WITHOUT ROWID;
 """
 _BUSY_LIMIT_S: Final = 30.0
+_DISORDER_MAX_S: Final = 60.0  # between two answers that are stored in the wrong order
 _COLUMNS: Final = (
     "number, account, first_day, last_day, check_sum, content_hash, first_fetched_at, last_fetched_at, fetches"
 )
@@ -158,20 +159,23 @@ class History:
         Add a report as a new version, or count it as a fetch of an adjacent version with the same content.
 
         If earlier content returns after a different one, it is a new version, as that is a restatement, too. Answers of
-        several processes may be slightly out of order.
+        several processes may be slightly out of order. If the clock was set back by more than that, the report counts
+        as fetched at the time of the last fetch, so that it is still the latest.
         """
         assert fetched.fetched_at is not None, "it came from the service"
         content = content_hash(fetched.body)
         with self._transaction():
-            for neighbour in _neighbours(self.versions(part), fetched.fetched_at):
+            versions, at = self.versions(part), fetched.fetched_at
+            if versions and at < versions[-1].last_fetched_at - _DISORDER_MAX_S:
+                at = versions[-1].last_fetched_at
+            for neighbour in _neighbours(versions, at):
                 if neighbour.content_hash == content:
-                    return self._count(neighbour, fetched.fetched_at)
+                    return self._count(neighbour, at)
             self._db.executemany(
                 "INSERT OR IGNORE INTO sources (account, media) VALUES (?, ?)",
                 {(part.account, entry.id) for brand in fetched.report.brands for entry in brand.marketing_sources},
             )
-            check_sum, at = fetched.report.last_check_sum, fetched.fetched_at
-            version = Version(0, part.account, *part.days, check_sum, content, at, at, 1)
+            version = Version(0, part.account, *part.days, fetched.report.last_check_sum, content, at, at, 1)
             return replace(version, number=self._insert(version, fetched.body))
 
     def versions(self, part: Part) -> list[Version]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import QUICK, Result, Service, Shipper, changed, sandbox
+from tests.e2e.driver import FAKETIME, QUICK, Result, Service, Shipper, changed, sandbox, with_clock
 from tests.e2e.files import log_lines
 from tests.e2e.operated import Admin
 from tests.e2e.surroundings import spooled
@@ -191,8 +191,6 @@ def test_a_run_that_is_held_back_stops_at_once_with_unread_records_pending(
 
 # The clock --------------------------------------------------------------------------------------------------------
 
-FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
-
 
 def now_by(seconds: float) -> str:
     return (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -254,13 +252,7 @@ def test_a_run_resumes_when_its_clock_is_corrected(shipper: Shipper, service: Se
     running = shipper.start(
         "run",
         settings={**QUICK, "input.include": json.dumps([str(file)])},
-        env={
-            "LD_PRELOAD": str(FAKETIME[0]),
-            "FAKETIME_TIMESTAMP_FILE": str(clock),
-            "FAKETIME_CACHE_DURATION": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "NO_FAKE_STAT": "1",
-        },
+        env=with_clock(clock),
     )
     running.wait_for("delivery_paused")
     assert '"reason":"clock"' in running.stderr

@@ -387,6 +387,7 @@ def test_state_directory_without_a_ledger_is_an_error_and_not_an_agreement(
 
 def test_the_notes_mention_records_from_before_the_ledger(reporting: Shipper, service: Service, october: list[bytes]):
     assert ship(reporting, october[:100]).returncode == 0
+    assert ship(reporting, october[:8]).counts() == (8, 0, 0, 8, 0)
     with sqlite3.connect(reporting.state / "state.db") as db:  # as if past their retention
         db.executescript("DELETE FROM ledger; DELETE FROM ledger_parts")
     db.close()

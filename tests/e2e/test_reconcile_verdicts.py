@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -55,6 +56,11 @@ class Scenario:
 
     def accept(self, count: int, hour: str, media: int, *, affiliate: str = "", number: int = 11) -> None:
         """Deliver `count` records, which the service accepts."""
+        file = self.write(count, hour, media, affiliate=affiliate, number=number)
+        result = self.shipper.run("backfill", file, "--summary", "json")
+        assert result.counts() == (count, count, 0, 0, 0), result.stderr
+
+    def write(self, count: int, hour: str, media: int, *, affiliate: str = "", number: int = 11) -> Path:
         known = len(list(self.shipper.folder.glob("*.ndjson")))
         lines = sample_lines(count, seed=SEED + known, end=datetime(2025, 11, 1, tzinfo=UTC), days=1)
         file = self.shipper.folder / f"{known}.ndjson"
@@ -71,8 +77,7 @@ class Scenario:
                 for index, line in enumerate(lines)
             )
         )
-        result = self.shipper.run("backfill", file, "--summary", "json")
-        assert result.counts() == (count, count, 0, 0, 0), result.stderr
+        return file
 
     def report(self, day: str, **figures: Any) -> None:
         """Set the figures of brand 11 in the report of a day, by name of the source."""
@@ -92,14 +97,17 @@ class Scenario:
         code, found = self.judged(*options, **where)
         return code, found["verdict"]
 
-    def keep(self, account: int, day: str, *sources: int) -> None:
-        """Save a report in the history as if it had been fetched long ago."""
-        figures = wire.Conversions(registrations=pair("1"))
+    def keep(
+        self, account: int, day: str, *sources: int, count: int = 1, fetched_at: str = "2023-11-14T22:13:20Z"
+    ) -> None:
+        """Save a report in the history as if it had been fetched at another time, by default long ago."""
+        figures = wire.Conversions(registrations=pair(str(count)))
         entries = [entry(source, conversions=figures) for source in sources]
         body = wire.encode_report(report(brand(*entries), account=account, start=day, end=day))
         with closing(History(self.shipper.state)) as history:
             part = Part(account, DateRange(date.fromisoformat(day), date.fromisoformat(day)))
-            history.add(part, read_report(body, account_id=account, fetched_at=1_700_000_000.0))
+            fetched = read_report(body, account_id=account, fetched_at=datetime.fromisoformat(fetched_at).timestamp())
+            history.add(part, fetched)
 
     def _answer(self, asked: Asked) -> bytes:
         wanted = days_of(str(asked.start), str(asked.end))
@@ -158,6 +166,26 @@ def test_a_source_in_the_report_of_another_day_is_missing_too(scenario: Scenario
     scenario.report("2025-10-04", a=30)
     code, found = scenario.judged()
     assert (code, found["verdict"], found["totals"]["missing"]) == (3, "differences", 300)
+
+
+@pytest.mark.parametrize(
+    ("fetched_at", "zone", "expected"),
+    [
+        ("2025-10-04T21:59:59Z", "Europe/Malta", (3, "differences")),
+        ("2025-10-04T22:00:00Z", "Europe/Malta", (6, "explained")),
+        ("2025-10-04T22:00:00Z", "UTC", (3, "differences")),
+        ("2025-10-05T00:00:00Z", "UTC", (6, "explained")),
+        ("2025-10-05T00:00:00Z", "America/New_York", (3, "differences")),
+        ("2025-10-05T04:00:00Z", "America/New_York", (6, "explained")),
+    ],
+)
+def test_a_restatement_explains_if_the_earlier_version_was_fetched_after_the_day_in_the_time_zone(
+    scenario: Scenario, fetched_at: str, zone: str, expected: tuple[int, str]
+):
+    scenario.accept(100, "2025-10-04T12", A)
+    scenario.keep(1001, "2025-10-04", A, count=100, fetched_at=fetched_at)
+    scenario.report("2025-10-04", a=96)
+    assert scenario.verdict("--timezone", zone) == expected
 
 
 @pytest.mark.parametrize("sources", [("a",), ()])
@@ -220,6 +248,21 @@ def test_records_claimed_by_two_accounts_are_contested_and_counted_by_their_medi
     assert any(line.startswith("Contested: 13 accepted records") for line in found["headlines"])
 
 
+def test_records_that_are_delivered_after_the_report_was_made_are_not_missing(scenario: Scenario):
+    scenario.accept(30, "2025-10-04T12", A)
+    later = scenario.write(5, "2025-10-04T12", A)
+    scenario.report("2025-10-04", a=30)
+
+    def deliver(made: wire.DailyReport) -> wire.DailyReport:
+        assert scenario.shipper.start("backfill", later).finish().returncode == 0
+        return made
+
+    scenario.changes = deliver
+    code, found = scenario.judged(days=("2025-10-04",))
+    assert (code, found["verdict"], found["totals"]["accepted"]) == (0, "agree", 30)
+    assert sum(row.accepted for row in read_ledger(scenario.shipper.state)) == 35
+
+
 # The day boundary
 
 
@@ -256,6 +299,21 @@ def test_only_dead_letters_that_were_sent_explain_a_surplus(scenario: Scenario, 
     code, found = scenario.judged()
     assert (code, found["verdict"], found["totals"]["surplus"]) == (3, "differences", 5)
     assert found["totals"]["dead_letters"] == 0
+
+
+def test_replayed_records_with_the_same_event_ids_are_not_from_before_the_ledger(scenario: Scenario):
+    """The service accepts them twice, and the ledger counts them as duplicates the second time."""
+    lines = sample_lines(2, seed=7, end=datetime(2025, 11, 1, tzinfo=UTC), days=1)
+    good = [changed(line, Timestamp="2025-10-04T12:00:00Z", BTag=f"{A}_{'0' * 32}", BrandID=11) for line in lines]
+    for address in ("::1", "::2"):
+        file = scenario.shipper.folder / f"{address[-1]}.ndjson"
+        file.write_bytes(b"".join(changed(line, IP=address) for line in good))
+        assert scenario.shipper.run("backfill", file, "--summary", "json").counts() == (2, 0, 2, 0, 0)
+    replayed = scenario.shipper.run("dead-letters", "replay", "--set", "records.relax=ip", "--summary", "json")
+    assert replayed.counts() == (4, 4, 0, 0, 0)
+    scenario.report("2025-10-04", a=5)
+    code, found = scenario.judged()
+    assert (code, found["totals"]["accepted"], found["totals"]["surplus"], found["notes"]) == (3, 2, 3, [])
 
 
 # Missing days and periods

@@ -18,7 +18,7 @@ import pytest
 
 from shipper.model import wire
 from shipper.report.ranges import parse_period
-from tests.e2e.driver import SHIPPER, Running, Shipper, wait_until
+from tests.e2e.driver import FAKETIME, SHIPPER, Running, Shipper, wait_until, with_clock
 from tests.report_documents import brand, entry, report
 from tests.report_service import ReportService, document, ok, refusal
 from tests.reporter import NO_PATIENCE, OCTOBER, QUARTER, Reporter, hook, keep, of_month
@@ -217,6 +217,49 @@ def test_child_processes_of_a_hook_are_terminated_with_it(reporter: Reporter, or
     running.wait_until(begun.exists, "the hook runs")
     assert running.stop().returncode == 0
     wait_until(lambda: not _runs(int(child.read_text())), "the child process has ended")
+
+
+@pytest.mark.skipif(not FAKETIME, reason="libfaketime is not installed")
+def test_watch_of_yesterday_continues_with_the_next_day(reporter: Reporter, origin: ReportService):
+    """A hook that failed for a day is still run again, although the report of that day is no longer fetched."""
+    log, may_succeed = reporter.folder / "hook.log", reporter.folder / "may_succeed"
+    _set_clock(reporter, 11)
+    command = hook(reporter.folder, f"echo $REPORT_START >> {log}\ntest -e {may_succeed}")
+    running = reporter.start("watch", "1001", "yesterday", "--interval", "1", "--on-change", command)
+    _wait_for_polls(running, origin, 1)
+    origin.rule = lambda asked: ok(document(asked, opening_balance=Decimal(asked.start.day)))
+    running.wait_until(lambda: "ended with 1" in running.stderr, "the hook fails")
+    _set_clock(reporter, 12)
+    running.wait_until(lambda: origin.asked[-1].start.day == 11, "the report of the next day is fetched", limit_s=20)
+    may_succeed.touch()
+    _wait_for_polls(running, origin, len(origin.asked) + 2)
+    result = running.stop()
+    assert result.returncode == 0
+    assert [line.split(", ")[1] for line in result.stdout.splitlines()] == [
+        "2026-11-10: new",
+        "2026-11-10: restated",
+        "2026-11-11: new",
+    ]
+    assert log.read_text().split() == ["2026-11-10"] * (1 + result.stderr.count("ended with 1 for account 1001"))
+
+
+@pytest.mark.skipif(not FAKETIME, reason="libfaketime is not installed")
+def test_watch_ends_when_its_days_are_over(reporter: Reporter, origin: ReportService):
+    _set_clock(reporter, 11)
+    running = reporter.start("watch", "1001", "yesterday", "2026-11-10", "--interval", "1")
+    _wait_for_polls(running, origin, 1)
+    _set_clock(reporter, 12)
+    result = running.finish()
+    assert (result.returncode, result.stdout) == (1, "account 1001, 2026-11-10: new\n")
+    assert result.stderr == "shipper: no days are left to watch: START yesterday is after END 2026-11-10\n"
+
+
+def _set_clock(reporter: Reporter, day: int) -> None:
+    """Let it be noon of a day in November for the command, now or from its start."""
+    clock = reporter.folder / "clock"
+    reporter.environment |= with_clock(clock)
+    ahead = datetime(2026, 11, day, 12, tzinfo=UTC) - datetime.now(UTC)
+    clock.write_text(f"{ahead.total_seconds():+.0f}\n")
 
 
 def _runs(process_id: int) -> bool:

@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import date, timedelta
+from decimal import Decimal
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -284,6 +285,24 @@ def test_a_restatement_of_a_row_that_never_agreed_explains_nothing(rng: Random):
     periods = [period._replace(earlier=[old]) for period, old in zip(reports(now), earlier, strict=True)]
     (row,) = differing(compare(accepted, periods))
     assert (causes(row), row.status, row.unexplained) == (["restated"], "unexplained", row.difference)
+
+
+@pytest.mark.parametrize("adjustments", [(None, None), (None, "0"), ("0", None)], ids=str)
+def test_a_missing_adjustment_counts_as_zero_in_a_restatement(adjustments: tuple[str | None, str | None]):
+    def of(result: str, adjustment: str | None) -> wire.DailyReport:
+        figure = wire.AmountPair(Decimal(result), adjustment and Decimal(adjustment))
+        return report(brand(entry(5, conversions=wire.Conversions(registrations=figure))))
+
+    before, now = of("100", adjustments[0]), of("96", adjustments[1])
+    found = compare({("2026-10-04T10", 11, "", "5"): 100}, [Period(DAY_4, now, [before])])
+    assert (found.verdict, found.is_alarmed) == ("explained", True)
+    assert reasons_of(found.rows[0]) == "restated: the report had 100 before, as accepted"
+
+
+def test_an_earlier_report_without_a_result_explains_nothing():
+    before = report(brand(entry(5, conversions=wire.Conversions(registrations=wire.AmountPair()))))
+    (row,) = compare({}, [Period(DAY_4, report(brand(registered(5, 3))), [before])]).rows
+    assert (causes(row), row.unexplained) == ([], 3)
 
 
 def test_an_earlier_report_without_the_source_explains_nothing():

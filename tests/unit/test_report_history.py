@@ -112,6 +112,19 @@ def test_answers_slightly_out_of_order_give_the_same_versions(history: History):
     assert kept(history) == [("1", 1, 2, 2), ("2", 3, 5, 3)]
 
 
+def test_a_clock_that_was_ahead_hides_no_restatement(history: History):
+    add(history, 1, at=10_000)
+    history.begin_hook(PART)
+    assert [add(history, 1, at).is_new for at in (100, 200)] == [False, False]
+    restated = history.add_and_compare(PART, answer(body(2), 300))
+    assert restated.status == "restated"
+    assert history.due_for_hook(PART) == history.versions(PART)[-1] == restated.version
+    history.end_hook(restated.version)
+    assert [history.add_and_compare(PART, answer(body(2), at)).status for at in (400, 11_000)] == ["unchanged"] * 2
+    assert history.due_for_hook(PART) is None
+    assert kept(history) == [("1", 10_000, 10_000, 3), ("2", 10_000, 11_000, 3)]
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 3), max_size=12))
 def test_a_version_is_a_run_of_equal_contents(tmp_path_factory: pytest.TempPathFactory, amounts: list[int]):

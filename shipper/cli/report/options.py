@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -67,6 +68,10 @@ class PartsOptions(NamedTuple):
 
     def parts(self) -> list[Part]:
         """Return the selected reports."""
+        return self.selector()()
+
+    def selector(self) -> Callable[[], list[Part]]:
+        """Return a function that returns the selected reports as of now; the accounts are read only once."""
         from shipper.report.ranges import parts_of
 
         has_account = len(self.words) > 2 or re.fullmatch("[0-9]+", self.words[0]) is not None
@@ -76,7 +81,6 @@ class PartsOptions(NamedTuple):
                 "give ACCOUNT START END, such as 1001 2026-10-01 2026-10-31; or a period, such as 1001 2026-10; "
                 "or the same without ACCOUNT, with --account or --accounts-file"
             )
-        days = days_between(period[0], "".join(period[1:]))
         accounts = []
         for word in (*account, *(self.accounts or ())):
             number = _parse_account(word)
@@ -87,7 +91,7 @@ class PartsOptions(NamedTuple):
             accounts += _read_accounts(self.accounts_file)
         if not accounts:
             raise typer.BadParameter("name an account: ACCOUNT before the period, --account or --accounts-file")
-        return parts_of(accounts, days, self.split)
+        return lambda: parts_of(accounts, days_between(period[0], "".join(period[1:])), self.split)
 
 
 class RequestOptions(NamedTuple):

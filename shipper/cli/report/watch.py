@@ -8,7 +8,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -21,6 +21,7 @@ from shipper.cli.report.common import open_client, open_history, print_failures
 from shipper.cli.report.options import PartsOptions, RequestOptions
 from shipper.cli.report.versions import describe
 from shipper.cli.writing import write_lines
+from shipper.model.errors import ReportError
 from shipper.system.programs import minimal_environment, signal_group
 
 if TYPE_CHECKING:
@@ -57,18 +58,20 @@ def watch(
     """
     Fetch reports repeatedly until SIGTERM or Ctrl-C, store every version, and report restatements.
 
+    Periods such as yesterday or this-month are determined at each fetch, by the date in UTC.
     Reports that cannot be fetched are listed, and fetched again the next time.
 
     Example: shipper report watch 1001 last-month --on-change ./restated.sh
     """
-    parts = selection.parts()
+    select = selection.selector()
+    select()  # raise before the settings are read
     hook = _parse_hook(on_change)
     settings = prepare(options, needs="report")
     with open_history(settings) as history:
 
         async def run() -> int:
-            async with open_client(settings, requests, reports=len(parts)) as client:
-                watcher = Watcher(client, history, parts, hook, requests.concurrency)
+            async with open_client(settings, requests, reports=requests.concurrency) as client:
+                watcher = Watcher(client, history, select, hook, requests.concurrency)
                 return await (watcher.fetch() if once else watcher.run(interval))
 
         raise typer.Exit(run_async(run))
@@ -87,26 +90,31 @@ def _parse_hook(command: str) -> list[str]:
 
 class Watcher:
     """
-    Fetches all parts repeatedly.
+    Fetches the selected parts repeatedly.
 
     Restatements are reported even if a signal arrives first: they are already stored, so the next fetch would not
     report them. The hook of a report runs at every fetch until it has succeeded for the latest version, even if another
-    command stored that version; restatements from before the watch do not run it.
+    command stored that version, and even if the part is no longer selected; restatements from before the watch do not
+    run it.
     """
 
     def __init__(
-        self, client: ReportClient, history: History, parts: Sequence[Part], hook: Sequence[str], concurrency: int
+        self,
+        client: ReportClient,
+        history: History,
+        select: Callable[[], Sequence[Part]],
+        hook: Sequence[str],
+        concurrency: int,
     ) -> None:
         self._client = client
         self._history = history
-        self._parts = parts
+        self._select = select
         self._hook = hook
         self._concurrency = concurrency
         self._fetch_scope = anyio.CancelScope()
         self._hook_scope = anyio.CancelScope(shield=True)
         self._hooks_deadline = math.inf
-        for part in parts if hook else ():
-            history.begin_hook(part)
+        self._failed: Sequence[Part] = ()  # whose hook failed
 
     async def run(self, interval_s: float) -> int:
         """Fetch until a stop signal; return the exit code."""
@@ -127,35 +135,42 @@ class Watcher:
             self._fetch_scope.cancel()
 
     async def fetch(self, *, is_quiet: bool = False) -> int:
-        """Fetch all parts once, print changed reports, or all, and run due hooks; return the exit code."""
+        """Fetch the parts once, print changed reports, or all, and run due hooks; return the exit code."""
         from shipper.report.fetching import fetch_parts
 
+        try:
+            parts = self._select()
+        except typer.BadParameter as error:  # such as of yesterday and a fixed END
+            raise ReportError(f"no days are left to watch: {error.message}") from None
+        for part in parts if self._hook else ():
+            self._history.begin_hook(part)
         reports: dict[Part, Comparison] = {}
 
         def use(part: Part, fetched: FetchedReport) -> None:
             reports[part] = self._history.add_and_compare(part, fetched)
 
         try:
-            outcome = await fetch_parts(self._client, self._parts, concurrency=self._concurrency, use=use)
+            outcome = await fetch_parts(self._client, parts, concurrency=self._concurrency, use=use)
         finally:
             write_lines(
                 describe(part, reports[part])
-                for part in self._parts
+                for part in parts
                 if part in reports and not (is_quiet and reports[part].status == "unchanged")
             )
-            succeeded = await self._run_due_hooks()
+            succeeded = await self._run_due_hooks(parts)
         if print_failures(outcome):
             return 1
         return 3 if not succeeded or any(comparison.status == "restated" for comparison in reports.values()) else 0
 
-    async def _run_due_hooks(self) -> bool:
+    async def _run_due_hooks(self, parts: Sequence[Part]) -> bool:
         """Run the hook for all reports that it is due for; return whether it always succeeded."""
-        succeeded = True
         with anyio.CancelScope(shield=True, deadline=self._hooks_deadline) as self._hook_scope:
-            for part in self._parts if self._hook else ():
-                if self._history.due_for_hook(part) is not None:
-                    succeeded = await self._run_due_hook(part) and succeeded
-        return succeeded
+            self._failed = [
+                part
+                for part in (dict.fromkeys((*self._failed, *parts)) if self._hook else ())
+                if self._history.due_for_hook(part) is not None and not await self._run_due_hook(part)
+            ]
+        return not self._failed
 
     async def _run_due_hook(self, part: Part) -> bool:
         """Run the hook of a report unless another process does; return False if it failed."""

@@ -44,7 +44,7 @@ def explain(row: Row, *, zone: Days | None = None, gained: int = 0) -> Row:
     if zone is not None and gained:
         add("time_zone", Decimal(gained), f"day boundary: {gained:+,} by the days of {zone.name}")
     # A source that is not in the report at all is missing, even if earlier versions had it.
-    others = list(dict.fromkeys(figure.total for figure in row.earlier if figure.total not in {None, row.reported}))
+    others = list(dict.fromkeys(total for total in row.reported_before if total != row.reported))
     if others and row.result is not None:
         totals = " and ".join(f"{total:,f}" for total in others)
         agreed = Decimal(row.accepted + gained) in others

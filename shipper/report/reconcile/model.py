@@ -116,7 +116,12 @@ class Row(Struct, frozen=True, kw_only=True):
     @property
     def reported(self) -> Decimal:
         """Sum of result and adjustment; missing figures count as zero."""
-        return plus(self.result or ZERO, self.adjustment or ZERO)
+        return _reported(self.result, self.adjustment)
+
+    @property
+    def reported_before(self) -> list[Decimal]:
+        """The same in the earlier versions of the report that had a result."""
+        return [_reported(figure.result, figure.adjustment) for figure in self.earlier if figure.result is not None]
 
     @property
     def difference(self) -> Decimal:
@@ -146,6 +151,10 @@ class Row(Struct, frozen=True, kw_only=True):
         if self.unexplained:
             return "unexplained"
         return "provisional" if self.is_provisional else "explained"
+
+
+def _reported(result: Decimal | None, adjustment: Decimal | None) -> Decimal:
+    return plus(result or ZERO, adjustment or ZERO)
 
 
 class Totals(NamedTuple):
