@@ -281,9 +281,10 @@ class InputSettings(Section, frozen=True):
     kafka: Annotated[KafkaSettings | None, about("Kafka consumer group to read instead of files")] = None
 
     def __post_init__(self) -> None:
-        if len(self.csv_delimiter) > 1 or not self.csv_delimiter.isascii() or self.csv_delimiter in {'"', "\r", "\n", "\0"}:
+        delimiter = self.csv_delimiter
+        if len(delimiter) > 1 or not delimiter.isascii() or delimiter in {'"', "\r", "\n", "\0"}:
             raise ConfigError(
-                f"{self.csv_delimiter!r} is not a delimiter: it must be one ASCII character other than a quote or a "
+                f"{delimiter!r} is not a delimiter: it must be one ASCII character other than a quote or a "
                 'line break, such as ";"',
                 key="csv_delimiter",
             )
