@@ -49,6 +49,8 @@ _HEAD: Final = re.compile(rb'(?:\{\s*(?:%b\s*,\s*)?"events"\s*:\s*)?\[' % _EVENT
 _HEADS: Final = (b'{"EventType":"%b","events":[' % EVENT_TYPE.encode(), b'{"events":[')  # without blanks
 # The same without blanks, and other beginnings of an input; and the feet longer than the bracket of a bare array.
 _BEGINNINGS: Final = (b"[", *_HEADS, codecs.BOM_UTF8)
+_HEAD_STARTS: Final = (b'{"EventType"', b'{"events"', *(b"{%c" % blank for blank in b" \t\r\n"))
+_HEAD_START_BYTES: Final = 12
 _FEET: Final = (b"]}", b'],"EventType":"%b"}' % EVENT_TYPE.encode())
 
 
@@ -181,7 +183,9 @@ class BatchElements:
     def cut(self, data: bytes, *, is_final: bool) -> int:
         if is_final:
             return len(data)
-        return max((frame.cut for frame in _scan_of(data, 0).frames(data, is_final=False)), default=0)
+        # After a torn element, only what follows it shows that it was in an array.
+        scan = _scan_of(data, 0)
+        return max((frame.cut for frame in scan.frames(data, is_final=False) if not scan.is_torn), default=0)
 
     def frames(self, data: bytes, start: int) -> Iterator[Frame]:
         return _scan_of(data, start).frames(data, is_final=True)
@@ -200,6 +204,7 @@ class ElementScan:
         self._start = self._at = start
         self._is_in_array = is_in_array
         self._is_after_element = False  # and no comma has followed yet
+        self.is_torn = False  # the last element
         self._envelope = b""  # the read part of a head or foot, without blanks
         self._is_invalid = False  # neither a head nor a foot
         self._value: _OpenValue | None = None
@@ -208,7 +213,7 @@ class ElementScan:
         """
         Yield the next complete elements of data that has grown; if it is final, the rest is an element, too.
 
-        A line outside of an array that is no part of an envelope is an element, too.
+        Objects and lines outside of an array that are no part of an envelope are elements, too.
         """
         while self._find_value(data) or self._is_invalid:
             if self._is_invalid:
@@ -226,6 +231,7 @@ class ElementScan:
                 end = self._value.end_in(data)
                 if end is None:
                     break
+            self.is_torn = self._value is not None and self._value.is_torn
             start, self._start, self._at, self._value = self._start, end, end, None
             self._is_after_element = True
             yield Frame(start, end, end)  # the following comma shows that the position is within an array
@@ -247,6 +253,8 @@ class ElementScan:
             if not self._is_in_array:
                 if not self._enter_array(data):
                     return False
+                if not self._is_in_array:
+                    return True
             else:
                 self._start = self._at = _skip_blanks(data, self._at)
                 if self._at == len(data):
@@ -254,8 +262,8 @@ class ElementScan:
                 if data.startswith(b"]", self._at):
                     self._is_in_array, self._envelope = False, b"]"
                 elif not data.startswith(b",", self._at):
-                    if not self._is_after_element:
-                        return True
+                    if not self._is_after_element and not data.startswith(_HEAD_STARTS, self._at):
+                        return len(data) - self._at >= _HEAD_START_BYTES or not _may_begin_head(data, self._at)
                     head = _HEAD.match(data, self._at)  # as at the beginning of a chunk, or after a torn envelope
                     if head is None:
                         return not _may_begin_head(data, self._at)
@@ -265,7 +273,14 @@ class ElementScan:
         return True
 
     def _enter_array(self, data: bytes | bytearray) -> bool:
-        """Advance into the next array; return False if it has not begun, or if something else follows."""
+        """Advance into the next array or to an object; return False if neither has begun, or a line is invalid."""
+        if self._is_after_element:
+            self._at = _skip_blanks(data, self._at)
+            if self._at == len(data):
+                return False
+            self._is_after_element = False
+            if data.startswith((b",", b"]"), self._at):  # the object before it was in an array
+                self._is_in_array = self._is_after_element = True
         while not self._is_in_array and not self._is_invalid:
             if not self._envelope.count(b'"') % 2:
                 self._at = _skip_blanks(data, self._at)
@@ -275,6 +290,11 @@ class ElementScan:
                 if begins and (head := _HEAD.match(data, self._at)):
                     self._at, self._envelope, self._is_in_array = head.end(), b"", True
                     break
+                if data.startswith(b"{", self._at):
+                    if _may_begin_head(data, self._at):
+                        return False
+                    self._envelope = b""
+                    return True
             if self._at == len(data):
                 return False
             byte = bytes(data[self._at : self._at + 1])
@@ -295,9 +315,11 @@ class _OpenValue:
     """
     A value, valid JSON or not, whose end is searched; `at` is the position of the search.
 
-    A value whose writer stopped in the middle ends at a newline within a string, or before the head of an envelope at
-    the beginning of a line.
+    A value whose writer stopped in the middle is torn: it ends at a newline within a string, or before the head of an
+    envelope at the beginning of a line.
     """
+
+    is_torn = False
 
     def __init__(self, start: int, data: bytes | bytearray) -> None:
         self._is_bare = not data.startswith((b"{", b"[", b'"'), start)
@@ -321,6 +343,7 @@ class _OpenValue:
             if mark in b"{[":
                 if depth and data.startswith(b"\n{", token.start() - 1):
                     if _HEAD.match(data, token.start()):
+                        self.is_torn = True
                         return token.start()
                     if _may_begin_head(data, token.start()):
                         self._depth, self.at = depth, token.start()
@@ -339,6 +362,7 @@ class _OpenValue:
 
     def _torn_end(self, data: bytes | bytearray) -> int | None:
         torn = _TORN.match(data, self.at)
+        self.is_torn = torn is not None
         return torn.end() if torn else None
 
     def _ends_string(self, data: bytes | bytearray) -> bool:
@@ -381,7 +405,8 @@ def _may_be_partial_head(text: bytes) -> bool:
 
 
 def _may_begin_head(data: bytes | bytearray, at: int) -> bool:
-    return data.startswith(b"{", at) and _may_be_partial_head(bytes(data[at : at + _HEAD_BYTES_MAX]))
+    is_short = len(data) - at < _HEAD_BYTES_MAX
+    return is_short and data.startswith(b"{", at) and _may_be_partial_head(bytes(data[at:]))
 
 
 def csv_rows(head: bytes, *, is_whole: bool, delimiter: str = "") -> CsvRows | None:
@@ -432,7 +457,7 @@ def _delimiter_of(header: bytes) -> str:
     return max(_DELIMITERS, key=lambda mark: header.count(mark.encode()))
 
 
-def _may_have_newlines_in_quotes(data: bytes) -> bool:
+def _may_have_newlines_in_quotes(data: bytes | bytearray) -> bool:
     return b'"' in data and any(line.count(b'"') % 2 for line in data.split(b"\n"))
 
 
@@ -448,15 +473,17 @@ def _end_of(pattern: re.Pattern[bytes], data: bytes | bytearray, at: int) -> int
 
 
 def _simple_object_end(data: bytes | bytearray, start: int) -> int | None:
-    """Return the end of a value if it is a simple object: short, without nested objects and escapes."""
+    """Return the end of a value if it is a simple object: short, and without nesting, escapes and torn strings."""
     if data[start] != _BRACE:
         return None
     end = data.find(b"}", start, start + _SIMPLE_OBJECT_BYTES) + 1
     if (
         end
         and data.rfind(b"{", start, end) == start
+        and data.find(b"[", start, end) < 0
         and data.find(b"\\", start, end) < 0
         and data.count(b'"', start, end) % 2 == 0
+        and not (data.find(b"\n", start, end) >= 0 and _may_have_newlines_in_quotes(data[start:end]))
     ):
         return end  # the brace is not in a string
     return None

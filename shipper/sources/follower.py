@@ -133,7 +133,7 @@ class Follower:
             paths = {file.path for file in found}
             self._refused = {path: refusal for path, refusal in self._refused.items() if path in paths}
         for file in self.files:
-            is_present = file.file_id in present
+            is_present = file.is_present = file.file_id in present
             if not is_present or file.may_end:
                 self.files.check(file, now)
             self._finish(file, now, is_present=is_present)

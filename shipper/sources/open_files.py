@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import structlog
 
@@ -16,10 +17,8 @@ from shipper.sources.content import Archive
 from shipper.sources.discovery import FileId, Signature, signature_of
 from shipper.sources.identity import StreamIndex
 from shipper.sources.reader import READ_BYTES, TURN_STEPS, StreamReader
+from shipper.sources.siblings import looks_like_generation
 from shipper.system.work import WorkItem, at_work
-
-if TYPE_CHECKING:
-    import os
 
 log = structlog.get_logger("sources")
 
@@ -46,6 +45,7 @@ class OpenFile:
     file_id: FileId
     name: str  # where it was last found
     grew_at: float  # when a change was last seen
+    is_present: bool = True  # a pattern matched it in the last scan
     signature: Signature | None = None  # at that time
     ending: Ending = "open"  # at the last read
     new_since: float | None = None  # since when it is undecided whether it is a copy of another input; None = decided
@@ -264,11 +264,12 @@ class OpenFiles:
     def _ending(self, file: OpenFile, now: float) -> Ending:
         if not file.may_end or now - file.grew_at < self._rotate_wait_s:
             return "open"
-        is_archive = bool(file.reader.content.compression)
-        has_left = file.reader.stream.is_rotated or not file.reader.content.status().st_nlink
-        if is_archive and has_left:
-            return "final"
-        return "quiet" if is_archive or has_left else "open"
+        is_rotated, is_deleted = file.reader.stream.is_rotated, not file.reader.content.status().st_nlink
+        if file.reader.content.compression:
+            return "final" if is_rotated or is_deleted else "quiet"
+        # A matched file may be in use again, unless its name is that of a generation.
+        has_left = (is_rotated and not file.is_present) or looks_like_generation(os.path.basename(file.name))
+        return "quiet" if has_left or is_deleted else "open"
 
     # Reading ----------------------------------------------------------------------------------------------------------
 

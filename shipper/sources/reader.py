@@ -171,6 +171,7 @@ class StreamReader:
         self._data_seen_at = 0  # an offset of data after NULs
         self._scanned = 0  # how far an overlong line was searched for its end
         self._open_bytes = 0  # complete lines after the offset, within a record that has not ended
+        self._foot_bytes = 0  # after the offset, without a record, such as the end of an array
         self._turn_bytes = math.inf
         self._length = READ_BYTES
         self.is_unfinished = False
@@ -206,7 +207,7 @@ class StreamReader:
     def note_end(self, status: os.stat_result, wall_time: float) -> None:
         """Record that the end was reached, with the file's status before the read; a torn line may remain."""
         end = self.content.size() if self._reserved_from is None else self._reserved_from
-        is_whole = self.offset >= end and self.content.is_ended()
+        is_whole = self.offset + self._foot_bytes >= end and self.content.is_ended()
         if is_whole or not self.content.compression:  # an incomplete archive may contain more
             self.stream.size = self.offset + self._open_bytes
             self.stream.note_end(self.stream.size, wall_time)
@@ -418,7 +419,9 @@ class StreamReader:
             if len(data) < length:
                 lines = data[: data.rfind(b"\n") + 1]
                 if next(self.stream.framing.frames(lines, 0), None) is None:
-                    return None  # no record, such as the end of an array
+                    has_record = next(self.stream.framing.frames(data, 0), None) is not None
+                    self._foot_bytes = 0 if has_record else len(data)
+                    return None
                 if is_quiet and self.content.is_ended():
                     return self._advance(lines, self.offset + len(lines))
                 self._open_bytes = len(lines)
@@ -455,7 +458,7 @@ class StreamReader:
         )
         self.offset = self.stream.read_offset = end_offset
         self.note_head()
-        self._scanned = self._open_bytes = 0
+        self._scanned = self._open_bytes = self._foot_bytes = 0
         self._tail = data[-MARKER_BYTES:] if len(data) >= MARKER_BYTES else self._last_bytes_seen()
         if isinstance(self.content, Archive):
             self.content.release(end_offset)

@@ -80,7 +80,7 @@ class Siblings:
     def _sibling(self, folder: str, name: str) -> tuple[str, str, bool] | None:
         step()
         path = os.path.join(folder, name)
-        if path in self._matched or self._patterns.matching(path) or self._patterns.is_excluded(path):
+        if self._patterns.matching(path) or self._patterns.is_excluded(path):
             return None
         sibling = sibling_of(name, lambda original: bool(self._patterns.matching(os.path.join(folder, original))))
         if sibling is None:

@@ -13,7 +13,7 @@ import structlog
 
 from shipper.model.errors import SourceError, StateError
 from shipper.model.framing import CUT_MARK, LINES, CsvRows, ElementScan, Framing
-from shipper.sources.content import compression_of
+from shipper.sources.content import compression_of, is_partial_magic
 from shipper.sources.reader import READ_BYTES, InputForm
 from shipper.sources.segments import Segments
 
@@ -183,7 +183,8 @@ class SpoolFramer:
                     f"standard input is compressed ({compression}), and shipper decompresses only files; decompress it "
                     f"first: `{compression} -dc FILE | shipper pipe`"
                 )
-            self._framing = self._form.framing_of(data, is_whole=is_final or len(data) >= READ_BYTES)
+            if is_final or not is_partial_magic(data):
+                self._framing = self._form.framing_of(data, is_whole=is_final or len(data) >= READ_BYTES)
             self._sniffed_pending = len(data)
             self._sniffed += len(data)
             if self._framing is None:

@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper, changed, wait_until
 from tests.e2e.fake_service import HANG, OK, FakeService, events_of
-from tests.e2e.files import Tail, append, compress, copytruncate
+from tests.e2e.files import Tail, append, compress, copytruncate, log_lines
 
 CONFIG = Path(__file__).parents[2] / "config"
 FULL = {"batch.max_events": 500, "batch.linger_seconds": 5, "delivery.concurrency": 1}
@@ -217,6 +217,59 @@ def test_rows_appended_to_a_followed_csv_are_shipped_with_its_header(
     assert running.stop().returncode == 0
     service.assert_holds_exactly(sample.ids[:30])
     assert shipper.read_state().read == 30
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_batch_file_counts_as_delivered_and_is_deleted_after_its_rotation(
+    tail: Tail, service: Service, sample: Sample, indent: int | None
+):
+    def envelope(start: int, end: int) -> bytes:
+        batch = {"EventType": "Acquisition", "events": documents(sample.lines[start:end])}
+        return json.dumps(batch, indent=indent).encode() + b"\n"
+
+    append(tail.file, [envelope(0, 3)])
+    running = tail.start(input__rotate_wait_seconds=0.5, input__on_complete="delete")
+    tail.wait(3)
+    append(tail.file, [envelope(3, 5)])
+    tail.wait(5)
+    running.wait_until(lambda: tail.status_of_now() == 0, "everything is delivered")
+    rotated = tail.file.rename(tail.folder / "app.ndjson.1")
+    append(tail.file, [envelope(5, 7)])
+    running.wait_until(lambda: not rotated.exists(), "the rotated file is deleted")
+    tail.wait(7)
+    tail.stop(7)
+
+
+def test_rows_after_an_unclosed_quote_in_a_rotated_file_are_read_though_its_rotation_was_not_seen(
+    tail: Tail, sample: Sample
+):
+    rows = documents(sample.lines[:30])
+    rows[10]["Username"] = "@"
+    (tail.folder / "app.ndjson.1").write_bytes(csv_text(rows).replace(b"@", b'"otter'))
+    others = [number for number in range(30) if number != 10]
+    tail.start(input__rotate_wait_seconds=0.5)
+    tail.wait(others)
+    tail.stop(others, dead_lettered=1)
+
+
+def test_a_row_is_waited_for_in_a_file_that_got_its_old_name_back(tail: Tail, sample: Sample):
+    rows = documents(sample.lines[:6])
+    rows[4]["Username"] = "two\nlines"
+    data = csv_text(rows)
+    middle = data.index(b"two\n") + len(b"two\n")
+    append(tail.file, [data[:middle]])
+    running = tail.start(["app.ndjson", "other.ndjson.1"], input__rotate_wait_seconds=0.3)
+    tail.wait(4)
+    away = tail.file.rename(tail.folder / "app.ndjson.bak")
+    running.wait_until(lambda: log_lines(running, "source_closed", away), "it was renamed")
+    away.rename(tail.file)
+    others = documents(sample.lines[10:20])
+    others[0]["Username"] = "@"
+    (tail.folder / "other.ndjson.1").write_bytes(csv_text(others).replace(b"@", b'"otter'))
+    tail.wait([*range(4), *range(11, 20)])  # so the first file was quiet for as long
+    append(tail.file, [data[middle:]])
+    tail.wait([*range(6), *range(11, 20)])
+    tail.stop([*range(6), *range(11, 20)], dead_lettered=1)
 
 
 @pytest.mark.parametrize("rotation", ["rename", "delete", "copytruncate", "gzip"])

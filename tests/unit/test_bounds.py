@@ -226,7 +226,9 @@ def test_an_array_read_in_pieces_is_not_rescanned_for_each_piece(
             patterns = counting(patch, framing, *names)
             framer = SpoolFramer(InputForm("batch"), max_record_bytes=1 << 20)
             given = b"".join(framer.take(part) for part in [begin, *[piece] * pieces])
-            assert sum(pattern.looked_at for pattern in patterns) <= 4 * size + 100
+            # What may become the head of an envelope is compared as a whole, up to a limit.
+            head_bytes = min(size, framing._HEAD_BYTES_MAX) if begin.endswith((b"{", b'"events" ')) else 0
+            assert sum(pattern.looked_at for pattern in patterns) <= 4 * size + 100 + head_bytes**2
         given += framer.take(b"", is_final=True)
         at_once = SpoolFramer(InputForm("batch"), max_record_bytes=1 << 20)
         assert given == at_once.take(begin + piece * pieces, is_final=True), "wherever it was cut"
