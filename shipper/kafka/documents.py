@@ -7,12 +7,12 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, Producer, TopicPartition
 from msgspec import Struct
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import ConnectionErrors, KafkaError, client_properties, consumer_properties, topic_exception
-from shipper.kafka.stream import Headers, KafkaStream, Position, Session, explain
+from shipper.kafka.stream import UNREADABLE_HEADERS, Headers, KafkaStream, Position, Session, explain
 from shipper.model.records import Checkpoint, LedgerKey, Rejection
 from shipper.state.affiliates import OTHER, are_identifiers
 from shipper.state.ledger import compress_columns, decode_columns, is_sparse, sum_checkpoints
@@ -283,8 +283,15 @@ def read_documents(settings: KafkaSettings, topic: str) -> Iterator[Document]:
             error = message.error()
             if error is None:
                 key = (message.key() or b"").decode(errors="replace")
-                yield Document(key, message.value(), message.headers() or ())  # type: ignore[arg-type]
+                yield Document(key, message.value(), _headers_of(message))
             elif error.code() == KafkaError._PARTITION_EOF:
                 open_partitions -= 1
             else:
                 raise KafkaException(error)
+
+
+def _headers_of(message: Message) -> Headers:
+    try:
+        return message.headers() or ()  # type: ignore[return-value]
+    except UNREADABLE_HEADERS:
+        return ()

@@ -19,6 +19,7 @@ from shipper.model.records import Checkpoint, Rejection
 from shipper.state.ledger import unpack
 from tests.cases import each
 
+UNREADABLE: list[tuple[str, bytes | None]] = [("not UTF-8", None)]
 SETTINGS = KafkaSettings(brokers=("localhost:9092",), topics=("t",), group_id="g")
 
 
@@ -36,6 +37,8 @@ class Message(NamedTuple):
         return self.name
 
     def headers(self) -> list[tuple[str, bytes | None]] | None:
+        if self.marks == UNREADABLE:
+            raise SystemError("returned a result with an exception set")
         return self.marks
 
     def offset(self) -> int:
@@ -100,6 +103,15 @@ def lines_at(partition: KafkaStream, start: int, message: Message) -> bytes:
 
 def rejection(start: int, raw: bytes) -> Rejection:
     return Rejection(start_offset=start, end_offset=start + len(raw), rule="json", message="no", raw=raw)
+
+
+def test_unreadable_headers_are_dropped_but_not_their_message():
+    partition = stream()
+    marks = [UNREADABLE, [("a", b"1")], None, UNREADABLE, [("b", b"2")], UNREADABLE]
+    (chunk,) = partition.chunks([Message(offset, b"{}", marks=each) for offset, each in enumerate(marks)])
+    origins = [partition.origin(chunk.start_offset + at) for at, _ in lines_of(chunk.data)]
+    assert [origin.offset for origin in origins] == [*range(6)]
+    assert [origin.headers for origin in origins] == [(), [("a", b"1")], (), (), [("b", b"2")], ()]
 
 
 def test_settled_messages_are_dropped_and_the_end_of_the_partition_is_passed():
