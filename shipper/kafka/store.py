@@ -97,7 +97,7 @@ class TransactionStore:
         common = client_properties(settings, on_error=member.status.note_error)
         self._properties = common | producer_properties(name, max_record_bytes)
         self._delivery_error: KafkaError | None = None
-        self._is_name_taken = False  # a new producer would fence the other member
+        self._is_name_taken = False  # a new producer would only disturb the other member
         self._producer: Producer | None = self._new_producer(_START_S)
         self._in_doubt: _Pending | None = None
         self._lock = threading.Lock()
@@ -284,9 +284,14 @@ class TransactionStore:
 
     def _state_error(self, error: KafkaError, failure: str) -> StateError:
         settings = self._settings
-        if error.code() in FENCED and settings.group_instance_id:
+        if error.code() == KafkaError.FENCED_INSTANCE_ID:
             self._is_name_taken = True
             return name_taken_error(settings)
+        if error.code() in FENCED:
+            # By a member with the same name, or by the brokers, which end transactions that take too long. A new
+            # producer can commit only if the membership is still valid: its name proves that to the brokers.
+            failure += "; the brokers have ended the transaction, and the records are saved in the next one"
+            return StateUnwritableError(f"{failure}: {describe(error)}", reason="broker_unavailable")
         right = ""
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:  # the client does not say of which topic
             right = " and ".join(
