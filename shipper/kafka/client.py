@@ -35,6 +35,8 @@ FORBIDDEN: Final = {
     KafkaError._AUTHENTICATION,
     KafkaError._SSL,
 }
+LETTER_OVERHEAD_BYTES: Final = 8 << 10
+"""Bytes reserved for a dead letter besides its value."""
 UNKNOWN_TOPIC: Final = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 FENCED: Final = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
 """Another client uses the same transactional id."""
@@ -48,7 +50,8 @@ _TRANSIENT: Final = {
 }
 _UNCONNECTED: Final = {KafkaError._TRANSPORT, KafkaError._RESOLVE, KafkaError._ALL_BROKERS_DOWN}
 _NO_TLS: Final = "PLAINTEXT broker listener"  # in the message of the client
-_HEADERS_BYTES: Final = 1 << 20  # for the headers of a dead letter, including those of the message
+_MESSAGE_BYTES_MAX: Final = 1_000_000_000  # the client accepts no larger limit
+_BATCH_BYTES: Final = 1_000_000  # the default
 
 
 class _Log(logging.Handler):
@@ -64,8 +67,9 @@ class _Log(logging.Handler):
             return
         for secret in self._secrets:
             text = text.replace(secret, "***")
-        # Most client errors are transient; the others cause a pause.
-        log.log(min(record.levelno, logging.WARNING), "kafka_client", message=text)
+        # Most client errors are transient; the others cause a pause. Aborted transactions are logged by us.
+        level = logging.DEBUG if text.startswith("TXNERR") else min(record.levelno, logging.WARNING)
+        log.log(level, "kafka_client", message=text)
 
 
 def client_properties(settings: KafkaSettings, *, on_error: OnError | None = None) -> dict[str, Any]:
@@ -149,7 +153,8 @@ def producer_properties(name: str, max_record_bytes: int) -> dict[str, Any]:
         "transactional.id": name,
         "transaction.timeout.ms": int(1000 * TRANSACTION_S),
         "enable.idempotence": True,
-        "message.max.bytes": min(1_000_000_000, max_record_bytes + _HEADERS_BYTES),
+        "message.max.bytes": _MESSAGE_BYTES_MAX,  # so that max.message.bytes of the topic decides
+        "batch.size": min(_BATCH_BYTES, max_record_bytes + LETTER_OVERHEAD_BYTES),  # the least that the topic accepts
         "linger.ms": 5,
     }
 

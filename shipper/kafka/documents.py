@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, Producer, TopicPartition
@@ -16,9 +16,7 @@ from shipper.kafka.stream import UNREADABLE_HEADERS, Headers, KafkaStream, Posit
 from shipper.model.records import Checkpoint, LedgerKey, Rejection
 from shipper.state.affiliates import OTHER, are_identifiers
 from shipper.state.ledger import compress_columns, decode_columns, is_sparse, sum_checkpoints
-
-if TYPE_CHECKING:
-    from shipper.state.letters import DeadLetter
+from shipper.state.letters import DeadLetter, consumer_id_of
 
 VERSION: Final = 1
 PART: Final = "part-"
@@ -27,6 +25,8 @@ TOTALS: Final = "totals"
 """The last segment of the key of a `TotalsRow`."""
 _PART_BYTES: Final = 500_000  # brokers accept a megabyte
 _READ_S: Final = 15.0
+_HEADER_BYTES: Final = 8  # besides name and value
+_KEPT_HEADERS_BYTES: Final = 2048  # of the message, in a shortened letter
 
 
 class Document(NamedTuple):
@@ -114,6 +114,32 @@ def letter_document(stream: KafkaStream, rejection: Rejection, now_s: float) -> 
     key = f"{stream.topic_id}/{stream.partition}/{origin.offset}"
     # A document without a value would delete the letter from the compacted topic.
     return Document(key, b"null" if value is None else value, headers)
+
+
+def shortened_letter(letter: Document, limit: int) -> Document:
+    """
+    Return a dead letter with at most the first `limit` bytes of the value, and without a long key or long headers.
+
+    A value that is cut cannot be sent; `shipper.whole_bytes` is its length, and the rule is `oversized`.
+    """
+    value = letter.value or b""
+    fields = {name: field or b"" for name, field in letter.headers if _is_field(name)}
+    others = [(name, other) for name, other in letter.headers if not _is_field(name)]
+    if sum(len(name.encode()) + len(other or b"") + _HEADER_BYTES for name, other in others) > _KEPT_HEADERS_BYTES:
+        others = []
+    if len(value) > limit:
+        note = f"; truncated: only its first {limit:,} of {len(value):,} bytes are stored"
+        fields |= {
+            "shipper.rule": b"oversized",
+            "shipper.message": fields["shipper.message"] + note.encode(),
+            "shipper.consumer_id": fields.get("shipper.consumer_id") or consumer_id_of(value).encode(),
+            "shipper.whole_bytes": str(len(value)).encode(),
+        }
+    return Document(letter.key, value[:limit], [*others, *fields.items()])
+
+
+def _is_field(name: str) -> bool:
+    return name.startswith("shipper.") and name != "shipper.key"
 
 
 def updated_letter(letter: DeadLetter, old: Document) -> Document:

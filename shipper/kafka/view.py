@@ -225,6 +225,7 @@ def _parse_letter(letter: Document) -> tuple[float, str, Rejection]:
         status=int(fields["status"]),
         delivery=fields["delivery"],  # type: ignore[arg-type]  # as written
         attempts=int(fields["attempts"]),
+        whole_bytes=int(fields.get("whole_bytes", 0)),
     )
     return float(fields["first_at"]), f"{fields['topic']}/{fields['partition']}", rejection
 
