@@ -282,7 +282,9 @@ def translate_errors(settings: KafkaSettings, failure: str, right: str = "") -> 
     except (KafkaException, TimeoutError) as exception:
         error = error_of(exception)
         if error.code() in FENCED:
-            message = f"another replay of group {settings.group_id} has started; the letters of this one are kept"
+            message = (
+                f"another replay or purge of group {settings.group_id} has started; the letters of this one are kept"
+            )
             raise StateInUseError(message) from None
         raise SourceError(f"{failure}: {describe_refusal(settings, error, right) or describe(error)}") from None
 

@@ -7,7 +7,16 @@ from contextlib import closing
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    IsolationLevel,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec
 from msgspec import Struct
 
 from shipper.config.settings import KafkaSettings
@@ -262,15 +271,17 @@ def produce(
                 producer.poll(0.1)
 
 
-def read_table(settings: KafkaSettings, topic: str) -> list[Document]:
+def read_table(settings: KafkaSettings, topic: str, *, is_complete: bool = False) -> list[Document]:
     """
     Read a compacted topic to its end; return the newest document of each key that was not deleted.
 
+    Args:
+        is_complete: As for `read_documents`.
     Raises:
         KafkaException, TimeoutError: As for `read_documents`.
     """
     table: dict[str, Document] = {}
-    for document in read_documents(settings, topic):
+    for document in read_documents(settings, topic, is_complete=is_complete):
         table.pop(document.key, None)
         if document.value is not None:
             table[document.key] = document
@@ -285,10 +296,12 @@ def count_letters(settings: KafkaSettings) -> int:
     return len(keys)
 
 
-def read_documents(settings: KafkaSettings, topic: str) -> Iterator[Document]:
+def read_documents(settings: KafkaSettings, topic: str, *, is_complete: bool = False) -> Iterator[Document]:
     """
     Read a topic to its end, deletions and older versions included.
 
+    Args:
+        is_complete: Wait for transactions that are open now, which hide what was committed after they began.
     Raises:
         KafkaException: The brokers refuse, or the topic does not exist.
         TimeoutError: The brokers do not answer.
@@ -300,8 +313,9 @@ def read_documents(settings: KafkaSettings, topic: str) -> Iterator[Document]:
         metadata = consumer.list_topics(topic, _READ_S).topics[topic]
         if metadata.error is not None:
             raise topic_exception(metadata.error, topic, is_input=False)
+        ends = _uncommitted_ends(config, topic, metadata.partitions) if is_complete else {}
         consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in metadata.partitions])
-        open_partitions = len(metadata.partitions)
+        open_partitions = set(metadata.partitions)
         while open_partitions:
             message = consumer.poll(_READ_S)
             if message is None:
@@ -311,9 +325,19 @@ def read_documents(settings: KafkaSettings, topic: str) -> Iterator[Document]:
                 key = (message.key() or b"").decode(errors="replace")
                 yield Document(key, message.value(), _headers_of(message))
             elif error.code() == KafkaError._PARTITION_EOF:
-                open_partitions -= 1
+                number = message.partition() or 0
+                if (message.offset() or 0) >= ends.get(number, 0):
+                    open_partitions.discard(number)
             else:
                 raise KafkaException(error)
+
+
+def _uncommitted_ends(config: dict[str, Any], topic: str, partitions: Iterable[int]) -> dict[int, int]:
+    wanted = {TopicPartition(topic, number): OffsetSpec.latest() for number in partitions}
+    level = IsolationLevel.READ_UNCOMMITTED
+    admin = AdminClient(config)  # answers only as long as it exists
+    answers = admin.list_offsets(wanted, isolation_level=level, request_timeout=_READ_S)
+    return {partition.partition: answer.result(_READ_S).offset for partition, answer in answers.items()}
 
 
 def _headers_of(message: Message) -> Headers:
