@@ -34,6 +34,10 @@ TOTALS: Final = "totals"
 """The last segment of the key of a `TotalsRow`."""
 _PART_BYTES: Final = 500_000  # brokers accept a megabyte
 _READ_S: Final = 15.0
+_LETTER_FIELDS: Final = {
+    f"shipper.{name}"
+    for name in ("rule", "message", "status", "delivery", "attempts", "first_at", "topic", "partition", "offset")
+}
 _HEADER_BYTES: Final = 8  # besides name and value
 _KEPT_HEADERS_BYTES: Final = 2048  # of the message, in a shortened letter
 
@@ -98,7 +102,7 @@ def read_metadata(text: str | None) -> Metadata | None:
 # Dead letters ---------------------------------------------------------------------------------------------------------
 
 
-def letter_document(stream: KafkaStream, rejection: Rejection, now_s: float) -> Document:
+def letter_document(stream: KafkaStream, rejection: Rejection, now_s: float, group: str) -> Document:
     """Return a dead letter: the unchanged value of the message, its headers, and the reason."""
     origin = stream.origin(rejection.start_offset)
     value = rejection.raw if origin.is_line else origin.value
@@ -112,6 +116,7 @@ def letter_document(stream: KafkaStream, rejection: Rejection, now_s: float) -> 
         "offset": origin.offset,
         "timestamp": origin.timestamp_ms,
         "tombstone": "true" if value is None else "",
+        "group": group,
     }
     headers = [
         # Without those of an earlier dead letter.
@@ -123,6 +128,17 @@ def letter_document(stream: KafkaStream, rejection: Rejection, now_s: float) -> 
     key = f"{stream.topic_id}/{stream.partition}/{origin.offset}"
     # A document without a value would delete the letter from the compacted topic.
     return Document(key, b"null" if value is None else value, headers)
+
+
+def owner_of(headers: Headers) -> str | None:
+    """Return the group of a dead letter; "" if it is unknown, None if this is no dead letter."""
+    fields = dict(headers)
+    return (fields.get("shipper.group") or b"").decode(errors="replace") if fields.keys() >= _LETTER_FIELDS else None
+
+
+def is_owner(owner: str | None, group: str) -> bool:
+    """Return whether a letter of `owner` belongs to a group: also that of a backfill, or of an unknown group."""
+    return owner is not None and (owner in {"", group} or owner.startswith(f"{group}.backfill."))
 
 
 def shortened_letter(letter: Document, limit: int) -> Document:
@@ -291,8 +307,9 @@ def read_table(settings: KafkaSettings, topic: str, *, is_complete: bool = False
 def count_letters(settings: KafkaSettings) -> int:
     """Count the dead letters of a group; errors as for `read_documents`."""
     keys: set[str] = set()
-    for key, value, _ in read_documents(settings, settings.letters):
-        (keys.discard if value is None else keys.add)(key)
+    for key, value, headers in read_documents(settings, settings.letters):
+        is_own = value is not None and is_owner(owner_of(headers), settings.group_id)
+        (keys.add if is_own else keys.discard)(key)
     return len(keys)
 
 

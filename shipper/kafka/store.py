@@ -194,7 +194,7 @@ class TransactionStore:
                 stream = group[0].stream
                 assert isinstance(stream, KafkaStream)
                 letters = [
-                    self._limited(letter_document(stream, rejection, now_s))
+                    self._limited(letter_document(stream, rejection, now_s, self._settings.group_id))
                     for checkpoint in group
                     for rejection in checkpoint.rejections
                 ]

@@ -28,6 +28,7 @@ from shipper.kafka.client import (
     required_right,
     retry_transient,
 )
+from shipper.kafka.documents import is_owner, owner_of, read_table
 from shipper.model.errors import ConfigError, StateUnwritableError
 
 _CALL_S: Final = 10.0
@@ -126,7 +127,11 @@ class Topics:
             yield self._check_topic(name)
         for key, name in (("dead_letter_topic", self._settings.letters), ("ledger_topic", self._settings.ledger)):
             finding = self._check_topic(name)
-            yield finding if finding.problem else self._check_config(key, finding, is_start=is_start)
+            if not finding.problem:
+                finding = self._check_config(key, finding, is_start=is_start)
+            if name == self._settings.letters and not finding.problem and not is_start:
+                finding = self._check_owners(finding)
+            yield finding
 
     def _check_topic(self, name: str) -> Finding:
         try:
@@ -177,9 +182,25 @@ class Topics:
                 f"in input.kafka.{setting}"
             )
             return Finding(name, problem)
+        finding = finding._replace(detail=f"{finding.detail}, compacted")
         if setting == "dead_letter_topic":
             return self._check_size(finding, int(config.get("max.message.bytes", 0)), is_start=is_start)
-        return finding._replace(detail=f"{finding.detail}, compacted")
+        return finding
+
+    def _check_owners(self, finding: Finding) -> Finding:
+        """Check that the dead letters are those of this group, if it may read them."""
+        settings = self._settings
+        try:
+            owners = {owner_of(document.headers) for document in read_table(settings, settings.letters)}
+        except (KafkaException, TimeoutError):  # members do not need this right
+            return finding
+        if others := sorted(owner for owner in owners if owner is not None and not is_owner(owner, settings.group_id)):
+            problem = (
+                f"it contains dead letters of group {others[0]}; groups with the same topic overwrite each other's "
+                "letters, so choose another topic in input.kafka.dead_letter_topic"
+            )
+            return Finding(finding.name, problem)
+        return finding
 
     def _check_size(self, finding: Finding, max_bytes: int, *, is_start: bool) -> Finding:
         name, min_bytes = finding.name, self._max_record_bytes + LETTER_OVERHEAD_BYTES
@@ -195,7 +216,7 @@ class Topics:
                 f"accept: raise it to {min_bytes}, or only the beginning of such a message is stored as a dead letter"
             )
             return Finding(name, problem)
-        return finding._replace(detail=f"{finding.detail}, compacted")
+        return finding
 
     def _finding_of(self, name: str, error: KafkaError) -> Finding:
         if error.code() in UNKNOWN_TOPIC:

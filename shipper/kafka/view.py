@@ -27,8 +27,10 @@ from shipper.kafka.documents import (
     TOTALS,
     Document,
     TotalsRow,
+    is_owner,
     ledger_affiliate,
     ledger_row,
+    owner_of,
     produce,
     read_table,
     totals_row,
@@ -73,6 +75,10 @@ class GroupView:
     Args:
         directory: Where to copy them; an empty directory for the caller's exclusive use.
         max_record_bytes: Size of the longest record, to become the process that can change letters; None = only read.
+
+    Attributes:
+        skipped: Number of messages in the topic of the dead letters that are letters of another group, by its name, or
+            no dead letters: "".
     Raises:
         SourceError: In every method: the brokers refuse or do not answer.
         StateInUseError: In methods that write: another process has become the one that can.
@@ -83,6 +89,7 @@ class GroupView:
         self._directory = directory
         self._subject = f"dead letters and ledger of group {settings.group_id}"
         self._letters: dict[LetterKey, Document] = {}
+        self.skipped: Counter[str] = Counter()
         self._producer: Producer | None = None
         self._before_replay: _Contents | None = None
         self._fatal: KafkaError | None = None
@@ -103,7 +110,14 @@ class GroupView:
         def stream_of(partition: str, path: str) -> Stream:  # not by path, as a topic may be recreated under its name
             return streams.setdefault(partition, Stream(stream_id=len(streams) + 1, kind="kafka", path=path))
 
-        parsed = sorted(((*_parse_letter(letter), letter) for letter in letters), key=itemgetter(0))
+        own = []
+        for letter in letters:
+            owner = owner_of(letter.headers)
+            if is_owner(owner, self._settings.group_id):
+                own.append(letter)
+            else:
+                self.skipped[owner or ""] += 1
+        parsed = sorted(((*_parse_letter(letter), letter) for letter in own), key=itemgetter(0))
         with closing(Store(self._directory)) as store:
             for first_at, group in groupby(parsed, key=itemgetter(0)):
                 rejections: dict[str, tuple[Stream, list[Rejection]]] = {}

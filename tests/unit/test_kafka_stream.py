@@ -84,7 +84,7 @@ def test_each_line_maps_to_its_message(groups: list[list[tuple[bytes | None, int
         origin = partition.origin(start)
         assert (origin.offset, origin.key) == (message.at, message.name)
         assert partition.position_at(end) == message.at + 1
-        document = letter_document(partition, rejection(start, lines_at(partition, start, message)), 5.0)
+        document = letter_document(partition, rejection(start, lines_at(partition, start, message)), 5.0, "g")
         assert document.value == (b"null" if message.data is None else message.data)
         assert document.key == f"id/0/{message.at}"
 
@@ -146,7 +146,7 @@ def test_the_epoch_of_a_position_is_that_of_the_message_before_it():
 def test_an_oversized_value_is_kept_for_its_dead_letter():
     partition = stream(max_record_bytes=3)
     (chunk,) = partition.chunks([Message(0, b"abcdef"), Message(1, b"abc")])
-    assert letter_document(partition, rejection(chunk.start_offset, b"abc"), 0.0).value == b"abcdef"
+    assert letter_document(partition, rejection(chunk.start_offset, b"abc"), 0.0, "g").value == b"abcdef"
 
 
 def test_tombstones_are_skipped_on_request():
@@ -366,5 +366,5 @@ def test_headers_that_look_like_those_of_a_letter_are_removed():
     partition = stream()
     marks = [("trace", b"1"), ("shipper.tombstone", b"true"), ("shipper.consumer_id", b"\xff")]
     partition.chunks([Message(3, b"x", marks=marks)])
-    headers = letter_document(partition, rejection(1, b"x"), 5.0).headers
+    headers = letter_document(partition, rejection(1, b"x"), 5.0, "g").headers
     assert [name for name, _ in headers if name in {"trace", "shipper.tombstone", "shipper.consumer_id"}] == ["trace"]

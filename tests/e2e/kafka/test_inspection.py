@@ -9,7 +9,7 @@ import subprocess
 from confluent_kafka import Producer
 
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import SHIPPER, Service, changed
+from tests.e2e.driver import SHIPPER, Service, Shipper, changed
 from tests.e2e.fake_service import HANG, FakeService, Reply
 from tests.e2e.kafka.broker import Broker, sums
 from tests.e2e.kafka.conftest import Group
@@ -193,6 +193,38 @@ def test_a_purge_sees_letters_behind_an_open_transaction(group: Group, broker: B
     purged = group.shipper.run("dead-letters", "purge", "--all", "--yes", check=False)
     assert (purged.returncode, "1 dead letter deleted" in purged.stderr) == (0, True), purged
     assert broker.table(group.letters) == {}
+
+
+def test_foreign_messages_among_the_dead_letters_are_skipped(group: Group, broker: Broker, sample: Sample):
+    broker.produce(group.letters, [b"hello", b"you"], keys=[b"k", b"a/0/1"], headers={"shipper.rule": b"json"})
+    broker.produce(group.topic, [b"bad"])
+    group.finish(group.member())
+    for command in (["list"], ["replay"], ["purge", "--all", "--yes"]):
+        done = group.shipper.run("dead-letters", *command, check=False)
+        assert f"the topic {group.letters} also contains 2 other messages: skipped" in done.stderr, done
+        assert done.returncode == (3 if command == ["replay"] else 0), done
+    assert "dead letters: 0 kept" in group.shipper.run("status", check=False).stdout
+    assert set(broker.table(group.letters)) == {"k", "a/0/1"}
+
+
+def test_the_letters_of_another_group_are_left_alone(broker: Broker, shipper: Shipper, service: Service):
+    group = Group(broker, shipper)
+    assert shipper.run("check", "--online", "--create-topics", check=False).returncode == 0
+    broker.produce(group.topic, [b"bad"])
+    group.finish(group.member())
+    ((key, letter),) = broker.table(group.letters).items()
+    assert letter.headers["shipper.group"] == group.name.encode()
+    backfill, other = f"{group.name}.backfill.0", f"{group.name}2"
+    for owner in (backfill, other):
+        headers = letter.headers | {"shipper.group": owner.encode(), "shipper.offset": b"9"}
+        broker.produce(group.letters, [b"other"], keys=[f"{key}{owner}".encode()], headers=headers)
+    assert "dead letters: 2 kept" in shipper.run("status", check=False).stdout
+    purged = shipper.run("dead-letters", "purge", "--all", "--yes", check=False)
+    assert "2 dead letters deleted" in purged.stderr, purged
+    assert f"the topic {group.letters} also contains 1 dead letter of group {other}: skipped" in purged.stderr, purged
+    assert [each.headers["shipper.group"].decode() for each in broker.table(group.letters).values()] == [other]
+    checked = shipper.run("check", "--online", check=False)
+    assert (checked.returncode, f"it contains dead letters of group {other}; " in checked.stdout) == (4, True), checked
 
 
 def test_status_of_a_group_tolerates_a_reader_that_has_gone(group: Group):
