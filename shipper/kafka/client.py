@@ -49,7 +49,10 @@ _TRANSIENT: Final = {
     KafkaError.UNSTABLE_OFFSET_COMMIT,
 }
 _UNCONNECTED: Final = {KafkaError._TRANSPORT, KafkaError._RESOLVE, KafkaError._ALL_BROKERS_DOWN}
-_NO_TLS: Final = "PLAINTEXT broker listener"  # in the message of the client
+_REFUSED: Final = {KafkaError._AUTHENTICATION, KafkaError._SSL}
+_NO_CERTIFICATE: Final = "certificate verify failed"  # in the message of the client
+_NO_MECHANISM: Final = "Unsupported SASL mechanism"  # likewise
+_NO_TLS: Final = "PLAINTEXT broker listener"  # likewise
 _MESSAGE_BYTES_MAX: Final = 1_000_000_000  # the client accepts no larger limit
 _BATCH_BYTES: Final = 1_000_000  # the default
 
@@ -204,7 +207,9 @@ class ConnectionErrors:
         self.last: KafkaError | None = None
 
     def __call__(self, error: KafkaError) -> None:
-        if error.code() in _UNCONNECTED and (self.last is None or _specificity(error) >= _specificity(self.last)):
+        if error.code() in _UNCONNECTED | _REFUSED and (
+            self.last is None or _specificity(error) >= _specificity(self.last)
+        ):
             self.last = error
 
     def describe(self, settings: KafkaSettings, error: KafkaError) -> str:
@@ -212,6 +217,9 @@ class ConnectionErrors:
         if self.last is None or error.code() not in {*_UNCONNECTED, KafkaError._TIMED_OUT}:
             return ""
         reason, brokers = self.last.str().partition(" (after")[0], ", ".join(settings.brokers)
+        if self.last.code() in _REFUSED or _NO_CERTIFICATE in reason:
+            code = KafkaError._SSL if _NO_CERTIFICATE in reason else self.last.code()
+            return describe_refusal(settings, KafkaError(code, reason))
         if self.last.code() == KafkaError._ALL_BROKERS_DOWN:
             tls = "" if settings.security == "tls" else '; if they expect TLS, set input.kafka.security = "tls"'
             return f"no broker of {brokers} can be reached; check input.kafka.brokers{tls}"
@@ -236,7 +244,8 @@ class ConnectionErrors:
 
 
 def _specificity(error: KafkaError) -> int:
-    return 2 if _NO_TLS in error.str() else error.code() != KafkaError._ALL_BROKERS_DOWN
+    is_specific = error.code() in _REFUSED or _NO_TLS in error.str() or _NO_CERTIFICATE in error.str()
+    return 2 if is_specific else error.code() != KafkaError._ALL_BROKERS_DOWN
 
 
 def topic_exception(error: KafkaError, topic: str, *, is_input: bool, is_argument: bool = False) -> KafkaException:
@@ -326,6 +335,8 @@ def describe_refusal(settings: KafkaSettings, error: KafkaError, right: str = ""
     if error.code() in rights:
         return f"{describe(error)}: {missing_right(settings, rights[error.code()])}"
     keys = "input.kafka.token" if settings.token else "input.kafka.username and input.kafka.password"
-    if error.code() == KafkaError._SSL:
+    if _NO_MECHANISM in error.str():
+        keys = "input.kafka.sasl_mechanism"
+    elif error.code() == KafkaError._SSL:
         keys = "input.kafka.ca_bundle and input.kafka.client_certificate"
     return f"{describe(error)}: the brokers refuse this client; check {keys}"
