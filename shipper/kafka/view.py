@@ -16,6 +16,7 @@ from confluent_kafka import KafkaException, Producer
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import (
     PURGED,
+    ConnectionErrors,
     KafkaError,
     client_properties,
     flush,
@@ -93,11 +94,13 @@ class GroupView:
         self._producer: Producer | None = None
         self._before_replay: _Contents | None = None
         self._fatal: KafkaError | None = None
+        self._connection_errors = ConnectionErrors()
         if max_record_bytes is not None:
             transactional = producer_properties(f"{settings.group_id}-replay", max_record_bytes)
             with translate_errors(settings, f"{self._subject} cannot be written"):
                 self._producer = Producer(client_properties(settings, on_error=self._note_error) | transactional)
-                self._producer.init_transactions(_CALL_S)
+                with self._connection_errors.explaining(settings, self._producer.poll):
+                    self._producer.init_transactions(_CALL_S)
         right = f"READ on the topics {settings.letters} and {settings.ledger}"
         with translate_errors(settings, f"{self._subject} cannot be read", right):
             letters = read_table(settings, settings.letters, is_complete=max_record_bytes is not None)
@@ -171,6 +174,7 @@ class GroupView:
         producer.commit_transaction(_CALL_S)
 
     def _note_error(self, error: KafkaError) -> None:
+        self._connection_errors(error)
         if error.fatal():
             self._fatal = error
 

@@ -59,12 +59,12 @@ def test_status_needs_a_right_only_to_count_dead_letters(secure: Group):
 
 
 def test_the_reason_why_a_client_cannot_connect_is_named(secure: Group):
-    limits = {f"shipper.kafka.{name}": 2.0 for name in ("offsets._CALL_S", "documents._READ_S")}
+    limits = {f"shipper.kafka.{name}": 2.0 for name in ("offsets._CALL_S", "documents._READ_S", "view._CALL_S")}
     secure.shipper.shortened = secure.shipper.shortened | limits
     text = secure.shipper.config.read_text()
 
     def assert_named(key: str) -> None:
-        for command in (["run"], ["status"], ["dead-letters", "list"]):
+        for command in (["run"], ["status"], ["dead-letters", "list"], ["dead-letters", "purge", "--all", "--yes"]):
             refused = secure.shipper.run(*command, check=False)
             assert (refused.returncode, f"check {key}" in refused.stderr) == (2, True), (command, refused.stderr)
             assert "another-one" not in refused.stderr
