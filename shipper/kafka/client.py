@@ -300,9 +300,10 @@ def translate_errors(settings: KafkaSettings, failure: str, right: str = "") -> 
 
 def name_taken_error(settings: KafkaSettings) -> StateInUseError:
     """Return the error for a `group_instance_id` that another process uses."""
+    killed = ", or was killed and keeps it until its session expires" if settings.group_protocol == "consumer" else ""
     return StateInUseError(
-        f"another member of group {settings.group_id} uses the name {settings.group_instance_id}; each member needs "
-        "its own input.kafka.group_instance_id"
+        f"another member of group {settings.group_id} uses the name {settings.group_instance_id}{killed}; each member "
+        "needs its own input.kafka.group_instance_id"
     )
 
 

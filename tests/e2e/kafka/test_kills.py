@@ -175,6 +175,25 @@ def test_a_second_member_with_the_same_name_ends_the_first(
     assert sums(broker.table(group.ledger))["accepted"] == 100
 
 
+def test_with_the_new_protocol_a_second_member_with_the_same_name_ends(
+    group: Group, broker: Broker, service: Service, sample: Sample
+):
+    settings = {
+        "input.kafka.group_instance_id": "one",
+        "input.kafka.group_protocol": "consumer",
+        "input.kafka.session_timeout_seconds": ...,
+    }
+    first = group.member(settings)
+    first.wait_until(lambda: len(partitions(first)) == 2, "it has both partitions")
+    second = group.member(settings)
+    broker.produce(group.topic, values(sample, 0, 100))
+    second.wait_until(lambda: second.has_ended, "the second member ends")
+    assert (second.process.returncode, "another member" in second.stderr) == (5, True), second.stderr
+    group.finish(first)
+    service.assert_holds_exactly(sample.ids[:100])
+    assert sums(broker.table(group.ledger))["accepted"] == 100
+
+
 def test_a_static_member_whose_transaction_the_brokers_ended_continues(
     group: Group, broker: Broker, service: Service, sample: Sample
 ):
