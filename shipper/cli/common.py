@@ -137,10 +137,12 @@ def require_directory(settings: Settings) -> Settings:
 
 
 @contextmanager
-def state_on_disk(settings: Settings) -> Iterator[tuple[Settings, GroupView | None]]:
+def state_on_disk(settings: Settings, *, is_writer: bool = False) -> Iterator[tuple[Settings, GroupView | None]]:
     """
     Yield settings whose state is in a directory; with input.kafka, a temporary copy of the state in the brokers.
 
+    Args:
+        is_writer: Become the only process that can change the letters of the group.
     Raises:
         SourceError: The brokers cannot be reached.
     """
@@ -155,7 +157,10 @@ def state_on_disk(settings: Settings) -> Iterator[tuple[Settings, GroupView | No
     from shipper.kafka.view import GroupView
 
     with TemporaryDirectory(prefix="shipper-view-") as name:
-        view = GroupView(kafka, Path(name))
+        view = GroupView(kafka, Path(name), max_record_bytes=settings.input.max_record_bytes if is_writer else None)
+        for group, count in view.skipped.items():
+            letters = several(count, "dead letter") + f" of group {group}" if group else several(count, "other message")
+            say(f"the topic {kafka.letters} also contains {letters}: skipped")
         state = replace(settings.state, directory=Path(name))
         yield replace(settings, input=replace(settings.input, kafka=None), state=state), view
 

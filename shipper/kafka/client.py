@@ -35,6 +35,8 @@ FORBIDDEN: Final = {
     KafkaError._AUTHENTICATION,
     KafkaError._SSL,
 }
+LETTER_OVERHEAD_BYTES: Final = 8 << 10
+"""Bytes reserved for a dead letter besides its value."""
 UNKNOWN_TOPIC: Final = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 FENCED: Final = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
 """Another client uses the same transactional id."""
@@ -47,8 +49,12 @@ _TRANSIENT: Final = {
     KafkaError.UNSTABLE_OFFSET_COMMIT,
 }
 _UNCONNECTED: Final = {KafkaError._TRANSPORT, KafkaError._RESOLVE, KafkaError._ALL_BROKERS_DOWN}
-_NO_TLS: Final = "PLAINTEXT broker listener"  # in the message of the client
-_HEADERS_BYTES: Final = 1 << 20  # for the headers of a dead letter, including those of the message
+_REFUSED: Final = {KafkaError._AUTHENTICATION, KafkaError._SSL}
+_NO_CERTIFICATE: Final = "certificate verify failed"  # in the message of the client
+_NO_MECHANISM: Final = "Unsupported SASL mechanism"  # likewise
+_NO_TLS: Final = "PLAINTEXT broker listener"  # likewise
+_MESSAGE_BYTES_MAX: Final = 1_000_000_000  # the client accepts no larger limit
+_BATCH_BYTES: Final = 1_000_000  # the default
 
 
 class _Log(logging.Handler):
@@ -64,8 +70,9 @@ class _Log(logging.Handler):
             return
         for secret in self._secrets:
             text = text.replace(secret, "***")
-        # Most client errors are transient; the others cause a pause.
-        log.log(min(record.levelno, logging.WARNING), "kafka_client", message=text)
+        # Most client errors are transient; the others cause a pause. Aborted transactions are logged by us.
+        level = logging.DEBUG if text.startswith("TXNERR") else min(record.levelno, logging.WARNING)
+        log.log(level, "kafka_client", message=text)
 
 
 def client_properties(settings: KafkaSettings, *, on_error: OnError | None = None) -> dict[str, Any]:
@@ -149,7 +156,8 @@ def producer_properties(name: str, max_record_bytes: int) -> dict[str, Any]:
         "transactional.id": name,
         "transaction.timeout.ms": int(1000 * TRANSACTION_S),
         "enable.idempotence": True,
-        "message.max.bytes": min(1_000_000_000, max_record_bytes + _HEADERS_BYTES),
+        "message.max.bytes": _MESSAGE_BYTES_MAX,  # so that max.message.bytes of the topic decides
+        "batch.size": min(_BATCH_BYTES, max_record_bytes + LETTER_OVERHEAD_BYTES),  # the least that the topic accepts
         "linger.ms": 5,
     }
 
@@ -199,7 +207,9 @@ class ConnectionErrors:
         self.last: KafkaError | None = None
 
     def __call__(self, error: KafkaError) -> None:
-        if error.code() in _UNCONNECTED and (self.last is None or _specificity(error) >= _specificity(self.last)):
+        if error.code() in _UNCONNECTED | _REFUSED and (
+            self.last is None or _specificity(error) >= _specificity(self.last)
+        ):
             self.last = error
 
     def describe(self, settings: KafkaSettings, error: KafkaError) -> str:
@@ -207,6 +217,9 @@ class ConnectionErrors:
         if self.last is None or error.code() not in {*_UNCONNECTED, KafkaError._TIMED_OUT}:
             return ""
         reason, brokers = self.last.str().partition(" (after")[0], ", ".join(settings.brokers)
+        if self.last.code() in _REFUSED or _NO_CERTIFICATE in reason:
+            code = KafkaError._SSL if _NO_CERTIFICATE in reason else self.last.code()
+            return describe_refusal(settings, KafkaError(code, reason))
         if self.last.code() == KafkaError._ALL_BROKERS_DOWN:
             tls = "" if settings.security == "tls" else '; if they expect TLS, set input.kafka.security = "tls"'
             return f"no broker of {brokers} can be reached; check input.kafka.brokers{tls}"
@@ -231,7 +244,8 @@ class ConnectionErrors:
 
 
 def _specificity(error: KafkaError) -> int:
-    return 2 if _NO_TLS in error.str() else error.code() != KafkaError._ALL_BROKERS_DOWN
+    is_specific = error.code() in _REFUSED or _NO_TLS in error.str() or _NO_CERTIFICATE in error.str()
+    return 2 if is_specific else error.code() != KafkaError._ALL_BROKERS_DOWN
 
 
 def topic_exception(error: KafkaError, topic: str, *, is_input: bool, is_argument: bool = False) -> KafkaException:
@@ -277,16 +291,19 @@ def translate_errors(settings: KafkaSettings, failure: str, right: str = "") -> 
     except (KafkaException, TimeoutError) as exception:
         error = error_of(exception)
         if error.code() in FENCED:
-            message = f"another replay of group {settings.group_id} has started; the letters of this one are kept"
+            message = (
+                f"another replay or purge of group {settings.group_id} has started; the letters of this one are kept"
+            )
             raise StateInUseError(message) from None
         raise SourceError(f"{failure}: {describe_refusal(settings, error, right) or describe(error)}") from None
 
 
 def name_taken_error(settings: KafkaSettings) -> StateInUseError:
     """Return the error for a `group_instance_id` that another process uses."""
+    killed = ", or was killed and keeps it until its session expires" if settings.group_protocol == "consumer" else ""
     return StateInUseError(
-        f"another member of group {settings.group_id} uses the name {settings.group_instance_id}; each member needs "
-        "its own input.kafka.group_instance_id"
+        f"another member of group {settings.group_id} uses the name {settings.group_instance_id}{killed}; each member "
+        "needs its own input.kafka.group_instance_id"
     )
 
 
@@ -319,6 +336,8 @@ def describe_refusal(settings: KafkaSettings, error: KafkaError, right: str = ""
     if error.code() in rights:
         return f"{describe(error)}: {missing_right(settings, rights[error.code()])}"
     keys = "input.kafka.token" if settings.token else "input.kafka.username and input.kafka.password"
-    if error.code() == KafkaError._SSL:
+    if _NO_MECHANISM in error.str():
+        keys = "input.kafka.sasl_mechanism"
+    elif error.code() == KafkaError._SSL:
         keys = "input.kafka.ca_bundle and input.kafka.client_certificate"
     return f"{describe(error)}: the brokers refuse this client; check {keys}"

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    IsolationLevel,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec
 from msgspec import Struct
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import ConnectionErrors, KafkaError, client_properties, consumer_properties, topic_exception
-from shipper.kafka.stream import Headers, KafkaStream, Position, Session, explain
+from shipper.kafka.stream import UNREADABLE_HEADERS, Headers, KafkaStream, Position, Session, explain
 from shipper.model.records import Checkpoint, LedgerKey, Rejection
 from shipper.state.affiliates import OTHER, are_identifiers
 from shipper.state.ledger import compress_columns, decode_columns, is_sparse, sum_checkpoints
-
-if TYPE_CHECKING:
-    from shipper.state.letters import DeadLetter
+from shipper.state.letters import DeadLetter, consumer_id_of
 
 VERSION: Final = 1
 PART: Final = "part-"
@@ -27,6 +34,12 @@ TOTALS: Final = "totals"
 """The last segment of the key of a `TotalsRow`."""
 _PART_BYTES: Final = 500_000  # brokers accept a megabyte
 _READ_S: Final = 15.0
+_LETTER_FIELDS: Final = {
+    f"shipper.{name}"
+    for name in ("rule", "message", "status", "delivery", "attempts", "first_at", "topic", "partition", "offset")
+}
+_HEADER_BYTES: Final = 8  # besides name and value
+_KEPT_HEADERS_BYTES: Final = 2048  # of the message, in a shortened letter
 
 
 class Document(NamedTuple):
@@ -89,7 +102,7 @@ def read_metadata(text: str | None) -> Metadata | None:
 # Dead letters ---------------------------------------------------------------------------------------------------------
 
 
-def letter_document(stream: KafkaStream, rejection: Rejection, now_s: float) -> Document:
+def letter_document(stream: KafkaStream, rejection: Rejection, now_s: float, group: str) -> Document:
     """Return a dead letter: the unchanged value of the message, its headers, and the reason."""
     origin = stream.origin(rejection.start_offset)
     value = rejection.raw if origin.is_line else origin.value
@@ -103,6 +116,7 @@ def letter_document(stream: KafkaStream, rejection: Rejection, now_s: float) -> 
         "offset": origin.offset,
         "timestamp": origin.timestamp_ms,
         "tombstone": "true" if value is None else "",
+        "group": group,
     }
     headers = [
         # Without those of an earlier dead letter.
@@ -114,6 +128,43 @@ def letter_document(stream: KafkaStream, rejection: Rejection, now_s: float) -> 
     key = f"{stream.topic_id}/{stream.partition}/{origin.offset}"
     # A document without a value would delete the letter from the compacted topic.
     return Document(key, b"null" if value is None else value, headers)
+
+
+def owner_of(headers: Headers) -> str | None:
+    """Return the group of a dead letter; "" if it is unknown, None if this is no dead letter."""
+    fields = dict(headers)
+    return (fields.get("shipper.group") or b"").decode(errors="replace") if fields.keys() >= _LETTER_FIELDS else None
+
+
+def is_owner(owner: str | None, group: str) -> bool:
+    """Return whether a letter of `owner` belongs to a group: also that of a backfill, or of an unknown group."""
+    return owner is not None and (owner in {"", group} or owner.startswith(f"{group}.backfill."))
+
+
+def shortened_letter(letter: Document, limit: int) -> Document:
+    """
+    Return a dead letter with at most the first `limit` bytes of the value, and without a long key or long headers.
+
+    A value that is cut cannot be sent; `shipper.whole_bytes` is its length, and the rule is `oversized`.
+    """
+    value = letter.value or b""
+    fields = {name: field or b"" for name, field in letter.headers if _is_field(name)}
+    others = [(name, other) for name, other in letter.headers if not _is_field(name)]
+    if sum(len(name.encode()) + len(other or b"") + _HEADER_BYTES for name, other in others) > _KEPT_HEADERS_BYTES:
+        others = []
+    if len(value) > limit:
+        note = f"; truncated: only its first {limit:,} of {len(value):,} bytes are stored"
+        fields |= {
+            "shipper.rule": b"oversized",
+            "shipper.message": fields["shipper.message"] + note.encode(),
+            "shipper.consumer_id": fields.get("shipper.consumer_id") or consumer_id_of(value).encode(),
+            "shipper.whole_bytes": str(len(value)).encode(),
+        }
+    return Document(letter.key, value[:limit], [*others, *fields.items()])
+
+
+def _is_field(name: str) -> bool:
+    return name.startswith("shipper.") and name != "shipper.key"
 
 
 def updated_letter(letter: DeadLetter, old: Document) -> Document:
@@ -236,15 +287,17 @@ def produce(
                 producer.poll(0.1)
 
 
-def read_table(settings: KafkaSettings, topic: str) -> list[Document]:
+def read_table(settings: KafkaSettings, topic: str, *, is_complete: bool = False) -> list[Document]:
     """
     Read a compacted topic to its end; return the newest document of each key that was not deleted.
 
+    Args:
+        is_complete: As for `read_documents`.
     Raises:
         KafkaException, TimeoutError: As for `read_documents`.
     """
     table: dict[str, Document] = {}
-    for document in read_documents(settings, topic):
+    for document in read_documents(settings, topic, is_complete=is_complete):
         table.pop(document.key, None)
         if document.value is not None:
             table[document.key] = document
@@ -254,15 +307,18 @@ def read_table(settings: KafkaSettings, topic: str) -> list[Document]:
 def count_letters(settings: KafkaSettings) -> int:
     """Count the dead letters of a group; errors as for `read_documents`."""
     keys: set[str] = set()
-    for key, value, _ in read_documents(settings, settings.letters):
-        (keys.discard if value is None else keys.add)(key)
+    for key, value, headers in read_documents(settings, settings.letters):
+        is_own = value is not None and is_owner(owner_of(headers), settings.group_id)
+        (keys.add if is_own else keys.discard)(key)
     return len(keys)
 
 
-def read_documents(settings: KafkaSettings, topic: str) -> Iterator[Document]:
+def read_documents(settings: KafkaSettings, topic: str, *, is_complete: bool = False) -> Iterator[Document]:
     """
     Read a topic to its end, deletions and older versions included.
 
+    Args:
+        is_complete: Wait for transactions that are open now, which hide what was committed after they began.
     Raises:
         KafkaException: The brokers refuse, or the topic does not exist.
         TimeoutError: The brokers do not answer.
@@ -274,8 +330,9 @@ def read_documents(settings: KafkaSettings, topic: str) -> Iterator[Document]:
         metadata = consumer.list_topics(topic, _READ_S).topics[topic]
         if metadata.error is not None:
             raise topic_exception(metadata.error, topic, is_input=False)
+        ends = _uncommitted_ends(config, topic, metadata.partitions) if is_complete else {}
         consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in metadata.partitions])
-        open_partitions = len(metadata.partitions)
+        open_partitions = set(metadata.partitions)
         while open_partitions:
             message = consumer.poll(_READ_S)
             if message is None:
@@ -283,8 +340,25 @@ def read_documents(settings: KafkaSettings, topic: str) -> Iterator[Document]:
             error = message.error()
             if error is None:
                 key = (message.key() or b"").decode(errors="replace")
-                yield Document(key, message.value(), message.headers() or ())  # type: ignore[arg-type]
+                yield Document(key, message.value(), _headers_of(message))
             elif error.code() == KafkaError._PARTITION_EOF:
-                open_partitions -= 1
+                number = message.partition() or 0
+                if (message.offset() or 0) >= ends.get(number, 0):
+                    open_partitions.discard(number)
             else:
                 raise KafkaException(error)
+
+
+def _uncommitted_ends(config: dict[str, Any], topic: str, partitions: Iterable[int]) -> dict[int, int]:
+    wanted = {TopicPartition(topic, number): OffsetSpec.latest() for number in partitions}
+    level = IsolationLevel.READ_UNCOMMITTED
+    admin = AdminClient(config)  # answers only as long as it exists
+    answers = admin.list_offsets(wanted, isolation_level=level, request_timeout=_READ_S)
+    return {partition.partition: answer.result(_READ_S).offset for partition, answer in answers.items()}
+
+
+def _headers_of(message: Message) -> Headers:
+    try:
+        return message.headers() or ()  # type: ignore[return-value]
+    except UNREADABLE_HEADERS:
+        return ()

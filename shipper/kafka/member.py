@@ -303,7 +303,8 @@ class Member:
         self.status.note_error(error)
 
     def _fatal(self, error: KafkaError) -> ShipperError:
-        if self._settings.group_instance_id and "fenced" in error.str():
+        is_taken = "fenced" in error.str() or "instance ID is still used" in error.str()
+        if self._settings.group_instance_id and is_taken:
             return name_taken_error(self._settings)
         return ShipperError(f"this process cannot join group {self._settings.group_id}: {describe(error)}")
 

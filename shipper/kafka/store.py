@@ -16,7 +16,7 @@ from secrets import token_hex
 from typing import Final, NamedTuple
 
 import structlog
-from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaException, Message, Producer, TopicPartition
 
 from shipper.config.settings import KafkaSettings, Settings
 from shipper.kafka.client import (
@@ -33,7 +33,14 @@ from shipper.kafka.client import (
     producer_properties,
     required_right,
 )
-from shipper.kafka.documents import Metadata, add_checkpoints, letter_document, produce
+from shipper.kafka.documents import (
+    Document,
+    Metadata,
+    add_checkpoints,
+    letter_document,
+    produce,
+    shortened_letter,
+)
 from shipper.kafka.member import Member
 from shipper.kafka.offsets import Selection
 from shipper.kafka.stream import KafkaStream, Session
@@ -51,6 +58,7 @@ _HANGS_S: Final = 2 * _CALL_S + 2
 _CONNECT_S: Final = 1.0
 _START_S: Final = 30.0
 _SESSION_KEYS_MAX: Final = 20_000  # then a new session begins, to bound the memory of a long-running process
+_LETTER_BYTES_MIN: Final = 1024  # even a letter that its topic refuses is not shortened further
 # A rebalance follows, which decides who owns the partitions.
 _REBALANCING: Final = {
     KafkaError.ILLEGAL_GENERATION,
@@ -97,7 +105,10 @@ class TransactionStore:
         common = client_properties(settings, on_error=member.status.note_error)
         self._properties = common | producer_properties(name, max_record_bytes)
         self._delivery_error: KafkaError | None = None
-        self._is_name_taken = False  # a new producer would fence the other member
+        self._max_record_bytes = max_record_bytes
+        self._letter_limits: dict[str, int] = {}  # by key: bytes to store of letters that their topic has refused
+        self._aborted_for: int | None = None
+        self._is_name_taken = False  # a new producer would only disturb the other member
         self._producer: Producer | None = self._new_producer(_START_S)
         self._in_doubt: _Pending | None = None
         self._lock = threading.Lock()
@@ -149,6 +160,7 @@ class TransactionStore:
             if not is_committed:
                 return SaveResult([], requested)
             self._member.status.note_committed(self._now() - started_at)
+            self._letter_limits, self._aborted_for = {}, None
             for stream, session, mistakes in pending.sessions:
                 stream.saved_mistakes = mistakes
                 stream.session = Session() if len(session.sums) > _SESSION_KEYS_MAX else session
@@ -175,13 +187,14 @@ class TransactionStore:
         for checkpoint in checkpoints:
             by_stream.setdefault(checkpoint.stream.stream_id, []).append(checkpoint)
         self._delivery_error = None
+        limits = dict(self._letter_limits)
         try:
             producer.begin_transaction()
             for group in by_stream.values():
                 stream = group[0].stream
                 assert isinstance(stream, KafkaStream)
                 letters = [
-                    letter_document(stream, rejection, now_s)
+                    self._limited(letter_document(stream, rejection, now_s, self._settings.group_id))
                     for checkpoint in group
                     for rejection in checkpoint.rejections
                 ]
@@ -211,13 +224,26 @@ class TransactionStore:
                 reason="broker_unavailable",
             ) from None
         except KafkaException as exception:
-            self._abort(error_of(exception))
+            error = error_of(exception)
+            is_retried = error.code() == KafkaError.MSG_SIZE_TOO_LARGE and self._letter_limits != limits
+            self._abort(error, is_retried=is_retried)
             return None
         return pending
 
-    def _note_delivery(self, error: KafkaError | None, _message: object) -> None:
-        if error is not None and error.code() not in PURGED:
-            self._delivery_error = error
+    def _note_delivery(self, error: KafkaError | None, message: Message) -> None:
+        if error is None or error.code() in PURGED:
+            return
+        self._delivery_error = error
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and message.topic() == self._settings.letters:
+            key = (message.key() or b"").decode()
+            limit = self._letter_limits.get(key)
+            self._letter_limits[key] = (
+                self._max_record_bytes if limit is None else max(limit // 2, min(limit, _LETTER_BYTES_MIN))
+            )
+
+    def _limited(self, letter: Document) -> Document:
+        limit = self._letter_limits.get(letter.key)
+        return letter if limit is None else shortened_letter(letter, limit)
 
     def _retry(self, call: Callable[[], object]) -> None:
         """Repeat a call until it succeeds, fails permanently, or times out."""
@@ -256,15 +282,23 @@ class TransactionStore:
             return False
         return True
 
-    def _abort(self, error: KafkaError) -> None:
+    def _abort(self, error: KafkaError, *, is_retried: bool = False) -> None:
         """
         Abort a failed transaction, so that the next one can begin.
 
+        Args:
+            is_retried: The next one will contain something else, so the reason is no obstacle.
         Raises:
-            StateUnwritableError, StateInUseError: The reason is not a rebalance.
+            StateUnwritableError, StateInUseError: The reason is an obstacle, and not a rebalance.
         """
         self._member.status.transactions["aborted"] += 1
-        if error.code() in _REBALANCING:
+        is_repeated, self._aborted_for = error.code() == self._aborted_for, error.code()
+        if is_repeated:
+            log.debug("transaction_aborted", error=describe(error))
+        elif is_retried:
+            message = "a dead letter is too large for its topic; only its beginning is stored"
+            log.warning("transaction_aborted", error=describe(error), message=message)
+        elif error.code() in _REBALANCING:
             message = "harmless: the group is moving partitions; the records are saved later, or sent by the next owner"
             log.info("transaction_aborted", error=describe(error), message=message)
         else:
@@ -279,14 +313,21 @@ class TransactionStore:
         except KafkaException as exception:
             log.warning("transaction_not_aborted", error=describe(error_of(exception)))
             self._producer = None  # the brokers abort it after its timeout, or once another producer uses its id
-        if error.code() not in _REBALANCING:
+        if is_retried:
+            self._producer = None  # after a refused message, its next transaction would fail, too
+        elif error.code() not in _REBALANCING:
             raise self._state_error(error, "settled records cannot be saved")
 
     def _state_error(self, error: KafkaError, failure: str) -> StateError:
         settings = self._settings
-        if error.code() in FENCED and settings.group_instance_id:
+        if error.code() == KafkaError.FENCED_INSTANCE_ID:
             self._is_name_taken = True
             return name_taken_error(settings)
+        if error.code() in FENCED:
+            # By a member with the same name, or by the brokers, which end transactions that take too long. A new
+            # producer can commit only if the membership is still valid: its name proves that to the brokers.
+            failure += "; the brokers have ended the transaction, and the records are saved in the next one"
+            return StateUnwritableError(f"{failure}: {describe(error)}", reason="broker_unavailable")
         right = ""
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:  # the client does not say of which topic
             right = " and ".join(

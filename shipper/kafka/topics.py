@@ -14,6 +14,7 @@ from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import (
     FORBIDDEN,
+    LETTER_OVERHEAD_BYTES,
     UNKNOWN_TOPIC,
     ConnectionErrors,
     KafkaError,
@@ -27,12 +28,12 @@ from shipper.kafka.client import (
     required_right,
     retry_transient,
 )
+from shipper.kafka.documents import is_owner, owner_of, read_table
 from shipper.model.errors import ConfigError, StateUnwritableError
 
-LETTER_OVERHEAD_BYTES: Final = 8 << 10
-"""Bytes reserved for a dead letter besides its value."""
 _CALL_S: Final = 10.0
 _POLL_S: Final = 0.02
+_CONFIG_MAX: Final = (1 << 31) - 1
 _COMPACTION_LAG_MS: Final = 86_400_000  # maximum time until deleted documents are removed
 _retry_while_unknown: Final = retry(  # the brokers learn of a new topic later than their controller
     retry=retry_if_exception(
@@ -104,7 +105,7 @@ class Topics:
         """
         read = self._settings.topics
         problems = []
-        for finding in self.findings():
+        for finding in self.findings(is_start=True):
             if finding.is_unreachable:  # the others would be, too
                 raise StateUnwritableError(f"{finding.name}: {finding.problem}", reason="broker_unavailable")
             problems += [finding] if finding.problem else []
@@ -115,13 +116,22 @@ class Topics:
         if len(missing) == len(read):
             raise ConfigError(f"{missing[0].name}: {missing[0].problem}", key="input.kafka.topics")
 
-    def findings(self) -> Iterator[Finding]:
-        """Check all topics that a member reads or writes."""
+    def findings(self, *, is_start: bool = False) -> Iterator[Finding]:
+        """
+        Check all topics that a member reads or writes.
+
+        Args:
+            is_start: A member starts; it tolerates a topic of the dead letters in which not every message has room.
+        """
         for name in self._settings.topics:
             yield self._check_topic(name)
         for key, name in (("dead_letter_topic", self._settings.letters), ("ledger_topic", self._settings.ledger)):
             finding = self._check_topic(name)
-            yield finding if finding.problem else self._check_config(key, finding)
+            if not finding.problem:
+                finding = self._check_config(key, finding, is_start=is_start)
+            if name == self._settings.letters and not finding.problem and not is_start:
+                finding = self._check_owners(finding)
+            yield finding
 
     def _check_topic(self, name: str) -> Finding:
         try:
@@ -143,12 +153,23 @@ class Topics:
         )
         return self._wait_for(futures[name])
 
-    def _check_config(self, setting: str, finding: Finding) -> Finding:
+    def _config_of(self, topic: str) -> dict[str, str]:
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        (future,) = self._admin.describe_configs([resource], request_timeout=_CALL_S).values()
+        return {key: entry.value for key, entry in self._wait_for(future).items()}
+
+    def _letter_bytes(self) -> int:
+        """Return the size of the longest dead letter, as far as the settings of the topics can be read."""
+        longest = self._max_record_bytes
+        for topic in self._settings.topics:
+            with suppress(KafkaException):
+                longest = max(longest, int(self._config_of(topic)["max.message.bytes"]))
+        return min(longest + LETTER_OVERHEAD_BYTES, _CONFIG_MAX)
+
+    def _check_config(self, setting: str, finding: Finding, *, is_start: bool) -> Finding:
         name = finding.name
-        resource = ConfigResource(ResourceType.TOPIC, name)
         try:
-            (future,) = self._admin.describe_configs([resource], request_timeout=_CALL_S).values()
-            config = {key: entry.value for key, entry in self._wait_for(future).items()}
+            config = self._config_of(name)
         except KafkaException as exception:
             error = error_of(exception)
             if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
@@ -161,14 +182,41 @@ class Topics:
                 f"in input.kafka.{setting}"
             )
             return Finding(name, problem)
-        min_bytes, max_bytes = self._max_record_bytes + LETTER_OVERHEAD_BYTES, config.get("max.message.bytes")
-        if setting == "dead_letter_topic" and int(max_bytes or 0) < min_bytes:
+        finding = finding._replace(detail=f"{finding.detail}, compacted")
+        if setting == "dead_letter_topic":
+            return self._check_size(finding, int(config.get("max.message.bytes", 0)), is_start=is_start)
+        return finding
+
+    def _check_owners(self, finding: Finding) -> Finding:
+        """Check that the dead letters are those of this group, if it may read them."""
+        settings = self._settings
+        try:
+            owners = {owner_of(document.headers) for document in read_table(settings, settings.letters)}
+        except (KafkaException, TimeoutError):  # members do not need this right
+            return finding
+        if others := sorted(owner for owner in owners if owner is not None and not is_owner(owner, settings.group_id)):
+            problem = (
+                f"it contains dead letters of group {others[0]}; groups with the same topic overwrite each other's "
+                "letters, so choose another topic in input.kafka.dead_letter_topic"
+            )
+            return Finding(finding.name, problem)
+        return finding
+
+    def _check_size(self, finding: Finding, max_bytes: int, *, is_start: bool) -> Finding:
+        name, min_bytes = finding.name, self._max_record_bytes + LETTER_OVERHEAD_BYTES
+        if max_bytes < min_bytes:
             problem = (
                 f"max.message.bytes is {max_bytes}, too small for the longest record: raise it to {min_bytes}, or "
                 f"lower input.max_record_bytes, which is {self._max_record_bytes}"
             )
             return Finding(name, problem)
-        return finding._replace(detail=f"{finding.detail}, compacted")
+        if not is_start and max_bytes < (min_bytes := self._letter_bytes()):
+            problem = (
+                f"max.message.bytes is {max_bytes}, too small for the longest message that the topics of the group "
+                f"accept: raise it to {min_bytes}, or only the beginning of such a message is stored as a dead letter"
+            )
+            return Finding(name, problem)
+        return finding
 
     def _finding_of(self, name: str, error: KafkaError) -> Finding:
         if error.code() in UNKNOWN_TOPIC:
@@ -179,10 +227,12 @@ class Topics:
 
     def create(self) -> Iterator[Finding]:
         """Create the topics that members write, unless they exist."""
-        min_bytes = self._max_record_bytes + LETTER_OVERHEAD_BYTES
         config = {"cleanup.policy": "compact", "max.compaction.lag.ms": str(_COMPACTION_LAG_MS)}
         topics = [
-            NewTopic(self._settings.letters, config=config | {"max.message.bytes": str(max(1_048_588, min_bytes))}),
+            NewTopic(
+                self._settings.letters,
+                config=config | {"max.message.bytes": str(max(1_048_588, self._letter_bytes()))},
+            ),
             NewTopic(self._settings.ledger, config=config),
         ]
         for name, future in self._admin.create_topics(topics, request_timeout=_CALL_S).items():

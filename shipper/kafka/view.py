@@ -16,6 +16,7 @@ from confluent_kafka import KafkaException, Producer
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import (
     PURGED,
+    ConnectionErrors,
     KafkaError,
     client_properties,
     flush,
@@ -27,8 +28,10 @@ from shipper.kafka.documents import (
     TOTALS,
     Document,
     TotalsRow,
+    is_owner,
     ledger_affiliate,
     ledger_row,
+    owner_of,
     produce,
     read_table,
     totals_row,
@@ -67,22 +70,41 @@ class GroupView:
     """
     The committed dead letters and ledger of a group, as of now.
 
+    Only one process can change the letters of a group. The next one first ends its transaction, and then sees what it
+    has written; so no letter returns that was deleted meanwhile.
+
     Args:
         directory: Where to copy them; an empty directory for the caller's exclusive use.
+        max_record_bytes: Size of the longest record, to become the process that can change letters; None = only read.
+
+    Attributes:
+        skipped: Number of messages in the topic of the dead letters that are letters of another group, by its name, or
+            no dead letters: "".
     Raises:
         SourceError: In every method: the brokers refuse or do not answer.
+        StateInUseError: In methods that write: another process has become the one that can.
     """
 
-    def __init__(self, settings: KafkaSettings, directory: Path) -> None:
+    def __init__(self, settings: KafkaSettings, directory: Path, *, max_record_bytes: int | None = None) -> None:
         self._settings = settings
         self._directory = directory
         self._subject = f"dead letters and ledger of group {settings.group_id}"
         self._letters: dict[LetterKey, Document] = {}
-        self._replay: tuple[Producer, _Contents] | None = None
+        self.skipped: Counter[str] = Counter()
+        self._producer: Producer | None = None
+        self._before_replay: _Contents | None = None
         self._fatal: KafkaError | None = None
+        self._connection_errors = ConnectionErrors()
+        if max_record_bytes is not None:
+            transactional = producer_properties(f"{settings.group_id}-replay", max_record_bytes)
+            with translate_errors(settings, f"{self._subject} cannot be written"):
+                self._producer = Producer(client_properties(settings, on_error=self._note_error) | transactional)
+                with self._connection_errors.explaining(settings, self._producer.poll):
+                    self._producer.init_transactions(_CALL_S)
         right = f"READ on the topics {settings.letters} and {settings.ledger}"
         with translate_errors(settings, f"{self._subject} cannot be read", right):
-            letters, rows = read_table(settings, settings.letters), read_table(settings, settings.ledger)
+            letters = read_table(settings, settings.letters, is_complete=max_record_bytes is not None)
+            rows = read_table(settings, settings.ledger)
         self._copy(letters, rows)
 
     def _copy(self, letters: Iterable[Document], rows: Iterable[Document]) -> None:
@@ -91,7 +113,14 @@ class GroupView:
         def stream_of(partition: str, path: str) -> Stream:  # not by path, as a topic may be recreated under its name
             return streams.setdefault(partition, Stream(stream_id=len(streams) + 1, kind="kafka", path=path))
 
-        parsed = sorted(((*_parse_letter(letter), letter) for letter in letters), key=itemgetter(0))
+        own = []
+        for letter in letters:
+            owner = owner_of(letter.headers)
+            if is_owner(owner, self._settings.group_id):
+                own.append(letter)
+            else:
+                self.skipped[owner or ""] += 1
+        parsed = sorted(((*_parse_letter(letter), letter) for letter in own), key=itemgetter(0))
         with closing(Store(self._directory)) as store:
             for first_at, group in groupby(parsed, key=itemgetter(0)):
                 rejections: dict[str, tuple[Stream, list[Rejection]]] = {}
@@ -127,22 +156,25 @@ class GroupView:
         """Delete dead letters; their bytes remain until the brokers compact the topic."""
         deleted = [Document(self._letters[letter.stream_id, letter.start_offset].key, None) for letter in letters]
         with translate_errors(self._settings, f"{self._subject} cannot be written"):
-            _write(Producer(client_properties(self._settings)), {self._settings.letters: deleted})
+            self._commit({self._settings.letters: deleted})
 
-    def begin_replay(self, max_record_bytes: int) -> None:
-        """
-        Become the process that replays dead letters of the group; an earlier one can no longer write.
+    def begin_replay(self) -> None:
+        """Note the contents of the directory before a replay."""
+        self._before_replay = self._contents()
 
-        Args:
-            max_record_bytes: Size of the longest letter.
-        """
-        transactional = producer_properties(f"{self._settings.group_id}-replay", max_record_bytes)
-        with translate_errors(self._settings, f"{self._subject} cannot be written"):
-            producer = Producer(client_properties(self._settings, on_error=self._note_error) | transactional)
-            producer.init_transactions(_CALL_S)
-        self._replay = producer, self._contents()
+    def _commit(self, documents: Mapping[str, Iterable[Document]]) -> None:
+        """Write documents in one transaction."""
+        producer = self._producer
+        assert producer is not None
+        producer.poll(0)
+        if self._fatal is not None:  # the calls would not tell the reason
+            raise KafkaException(self._fatal)
+        producer.begin_transaction()
+        _write(producer, documents)
+        producer.commit_transaction(_CALL_S)
 
     def _note_error(self, error: KafkaError) -> None:
+        self._connection_errors(error)
         if error.fatal():
             self._fatal = error
 
@@ -152,11 +184,9 @@ class GroupView:
 
         Args:
             session: The session of these counts in the ledger.
-        Raises:
-            StateInUseError: Another replay has started.
         """
-        assert self._replay is not None
-        (producer, old), new, settings = self._replay, self._contents(), self._settings
+        assert self._before_replay is not None
+        old, new, settings = self._before_replay, self._contents(), self._settings
         deleted = [key for key in old.letters if key not in new.letters]
         updated = [key for key, letter in new.letters.items() if letter != old.letters[key]]
         if not deleted and not updated:
@@ -183,12 +213,7 @@ class GroupView:
         letters += [updated_letter(new.letters[key], self._letters[key]) for key in updated]
         failure = f"{self._subject} cannot be written; accepted records are sent again by the next replay"
         with translate_errors(settings, failure):
-            producer.poll(0)
-            if self._fatal is not None:  # the calls would not tell the reason
-                raise KafkaException(self._fatal)
-            producer.begin_transaction()
-            _write(producer, {settings.letters: letters, settings.ledger: rows})
-            producer.commit_transaction(_CALL_S)
+            self._commit({settings.letters: letters, settings.ledger: rows})
 
 
 def _write(producer: Producer, documents: Mapping[str, Iterable[Document]]) -> None:
@@ -225,6 +250,7 @@ def _parse_letter(letter: Document) -> tuple[float, str, Rejection]:
         status=int(fields["status"]),
         delivery=fields["delivery"],  # type: ignore[arg-type]  # as written
         attempts=int(fields["attempts"]),
+        whole_bytes=int(fields.get("whole_bytes", 0)),
     )
     return float(fields["first_at"]), f"{fields['topic']}/{fields['partition']}", rejection
 

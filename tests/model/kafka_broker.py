@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 TOPIC, TOPIC_ID = "events", "topic/id"  # an id may contain a slash
-Outcome = Literal["ok", "abortable", "doubt-committed", "doubt-aborted", "moved", "moved-late"]
+Outcome = Literal["ok", "abortable", "doubt-committed", "doubt-aborted", "moved", "moved-late", "fenced", "fenced-late"]
 Owner = Literal["other", "coming", "member", "going"]
 
 
@@ -93,8 +93,8 @@ class TinyBroker:
             self.committed[own.partition] = own.offset, own.metadata
 
 
-def failure(code: int, *, retriable: bool = False) -> KafkaException:
-    return KafkaException(KafkaError(code, "as the test wants it", retriable=retriable))
+def failure(code: int, *, retriable: bool = False, fatal: bool = False) -> KafkaException:
+    return KafkaException(KafkaError(code, "as the test wants it", retriable=retriable, fatal=fatal))
 
 
 class TinyConsumer:
@@ -183,7 +183,7 @@ class TinyProducer:
 
     def __init__(self, broker: TinyBroker) -> None:
         self.broker = broker
-        self.state: Literal["none", "open", "committed", "aborting"] = "none"
+        self.state: Literal["none", "open", "committed", "aborting", "fenced"] = "none"
         self.written: list[tuple[str, str, bytes | None, Sequence[tuple[str, bytes]]]] = []
         self.offsets: list[TopicPartition] = []
         self.is_cut_off = False
@@ -226,8 +226,11 @@ class TinyProducer:
         if self.state == "aborting" or outcome in {"abortable", "moved-late"}:
             self.state = "aborting"
             raise failure(KafkaError.ILLEGAL_GENERATION if outcome == "moved-late" else KafkaError.INVALID_TXN_STATE)
-        if self.state != "committed" and outcome != "doubt-aborted":
+        if self.state != "committed" and outcome not in {"doubt-aborted", "fenced"}:
             self.broker.apply(self)
+        if outcome.startswith("fenced"):  # after it the client refuses every call
+            self.state = "fenced"
+            raise failure(KafkaError._FENCED, fatal=True)
         if outcome.startswith("doubt"):
             self.state = "committed" if outcome == "doubt-committed" else "aborting"
             raise failure(KafkaError._TIMED_OUT, retriable=True)

@@ -41,7 +41,12 @@ from tests.unit.test_codec import line
 TRIALS = 20
 PARTITIONS = 2
 GROUP = KafkaSettings(
-    brokers=("localhost:9",), topics=(TOPIC,), group_id="g", revoke_wait_seconds=0.01, security="plaintext"
+    brokers=("localhost:9",),
+    topics=(TOPIC,),
+    group_id="g",
+    group_instance_id="1",
+    revoke_wait_seconds=0.01,
+    security="plaintext",
 )
 REFUSED_BY_SERVICE = 7  # one of so many
 
@@ -245,7 +250,9 @@ _WEIGHTS = {
     "append": 8, "turn": 8, "answer": 6, "save": 4, "save in a turn": 2, "assign": 3, "other": 2, "revoke": 1,
     "outcome": 1, "lose": 0.4, "crash": 0.3,
 }  # fmt: skip
-_OUTCOMES: tuple[Outcome, ...] = ("abortable", "doubt-committed", "doubt-aborted", "moved", "moved-late")
+_OUTCOMES: tuple[Outcome, ...] = (
+    "abortable", "doubt-committed", "doubt-aborted", "moved", "moved-late", "fenced", "fenced-late"
+)  # fmt: skip
 
 
 def actions_of(rng: Random) -> list[tuple[Any, ...]]:

@@ -19,6 +19,7 @@ from shipper.model.records import Checkpoint, Rejection
 from shipper.state.ledger import unpack
 from tests.cases import each
 
+UNREADABLE: list[tuple[str, bytes | None]] = [("not UTF-8", None)]
 SETTINGS = KafkaSettings(brokers=("localhost:9092",), topics=("t",), group_id="g")
 
 
@@ -36,6 +37,8 @@ class Message(NamedTuple):
         return self.name
 
     def headers(self) -> list[tuple[str, bytes | None]] | None:
+        if self.marks == UNREADABLE:
+            raise SystemError("returned a result with an exception set")
         return self.marks
 
     def offset(self) -> int:
@@ -81,7 +84,7 @@ def test_each_line_maps_to_its_message(groups: list[list[tuple[bytes | None, int
         origin = partition.origin(start)
         assert (origin.offset, origin.key) == (message.at, message.name)
         assert partition.position_at(end) == message.at + 1
-        document = letter_document(partition, rejection(start, lines_at(partition, start, message)), 5.0)
+        document = letter_document(partition, rejection(start, lines_at(partition, start, message)), 5.0, "g")
         assert document.value == (b"null" if message.data is None else message.data)
         assert document.key == f"id/0/{message.at}"
 
@@ -100,6 +103,15 @@ def lines_at(partition: KafkaStream, start: int, message: Message) -> bytes:
 
 def rejection(start: int, raw: bytes) -> Rejection:
     return Rejection(start_offset=start, end_offset=start + len(raw), rule="json", message="no", raw=raw)
+
+
+def test_unreadable_headers_are_dropped_but_not_their_message():
+    partition = stream()
+    marks = [UNREADABLE, [("a", b"1")], None, UNREADABLE, [("b", b"2")], UNREADABLE]
+    (chunk,) = partition.chunks([Message(offset, b"{}", marks=each) for offset, each in enumerate(marks)])
+    origins = [partition.origin(chunk.start_offset + at) for at, _ in lines_of(chunk.data)]
+    assert [origin.offset for origin in origins] == [*range(6)]
+    assert [origin.headers for origin in origins] == [(), [("a", b"1")], (), (), [("b", b"2")], ()]
 
 
 def test_settled_messages_are_dropped_and_the_end_of_the_partition_is_passed():
@@ -134,7 +146,7 @@ def test_the_epoch_of_a_position_is_that_of_the_message_before_it():
 def test_an_oversized_value_is_kept_for_its_dead_letter():
     partition = stream(max_record_bytes=3)
     (chunk,) = partition.chunks([Message(0, b"abcdef"), Message(1, b"abc")])
-    assert letter_document(partition, rejection(chunk.start_offset, b"abc"), 0.0).value == b"abcdef"
+    assert letter_document(partition, rejection(chunk.start_offset, b"abc"), 0.0, "g").value == b"abcdef"
 
 
 def test_tombstones_are_skipped_on_request():
@@ -354,5 +366,5 @@ def test_headers_that_look_like_those_of_a_letter_are_removed():
     partition = stream()
     marks = [("trace", b"1"), ("shipper.tombstone", b"true"), ("shipper.consumer_id", b"\xff")]
     partition.chunks([Message(3, b"x", marks=marks)])
-    headers = letter_document(partition, rejection(1, b"x"), 5.0).headers
+    headers = letter_document(partition, rejection(1, b"x"), 5.0, "g").headers
     assert [name for name, _ in headers if name in {"trace", "shipper.tombstone", "shipper.consumer_id"}] == ["trace"]

@@ -77,7 +77,7 @@ def _parse_number(text: str) -> str:
 def _purge(settings: Settings, selection: Selection, chosen: list[str], *, yes: bool) -> None:
     from shipper.state.store import Store
 
-    with state_on_disk(settings) as (on_disk, view):
+    with state_on_disk(settings, is_writer=True) as (on_disk, view):
         with letters_in(on_disk) as letters:
             ids = letters.ids(selection)
             if chosen:
@@ -172,7 +172,7 @@ def _erase_in_brokers(settings: Settings, kafka: KafkaSettings, consumer_id: str
     from shipper.pipeline.erasure import Erasure
     from shipper.state.store import Store
 
-    with state_on_disk(settings) as (on_disk, view):
+    with state_on_disk(settings, is_writer=True) as (on_disk, view):
         assert view is not None
         with closing(Store(on_disk.state.directory)) as store:
             by_id = {letter.id: letter for letter in store.letters.newest(EVERYTHING, sys.maxsize)}

@@ -56,11 +56,11 @@ def replay(
     if dry_run:
         is_group = settings.input.kafka is not None
         raise typer.Exit(_dry_run(readable_state(settings), selection, limit, is_group=is_group))
-    with state_on_disk(settings) as (on_disk, view):
+    with state_on_disk(settings, is_writer=True) as (on_disk, view):
         with letters_in(on_disk) as letters:
             report_empty(letters, selection)
         if view is not None:  # replay a copy, and write changes back to the brokers
-            view.begin_replay(settings.input.max_record_bytes)
+            view.begin_replay()
             assert settings.input.kafka is not None
             code = _ship(on_disk, selection, limit, summary, settings.input.kafka.letters)
             view.write_back(f"replay-{uuid4()}")

@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 
+from confluent_kafka import Producer
+
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import SHIPPER, Service, changed
+from tests.e2e.driver import SHIPPER, Service, Shipper, changed
 from tests.e2e.fake_service import HANG, FakeService, Reply
 from tests.e2e.kafka.broker import Broker, sums
 from tests.e2e.kafka.conftest import Group
@@ -152,10 +154,77 @@ def test_the_later_of_two_replays_takes_over(group: Group, broker: Broker, fake:
     fake.release()
     ended = first.finish()
     assert ended.returncode == 5, ended
-    assert f"another replay of group {group.name} has started" in ended.stderr
+    assert f"another replay or purge of group {group.name} has started" in ended.stderr
     assert broker.table(group.letters) == {}
     counts = sums(broker.table(group.ledger))
     assert (counts["accepted"], counts["rows_accepted"], counts["dead_lettered"]) == (3, 3, 0)
+
+
+def test_a_purge_during_a_replay_is_not_undone(group: Group, broker: Broker, fake: FakeService, sample: Sample):
+    group.shipper.target = fake.target
+    naive, bad = (changed(line, Timestamp="2026-01-15 10:00:00").rstrip(b"\n") for line in sample.lines[:2])
+    bad = changed(bad, IP="no", ConsumerID=4711).rstrip(b"\n")
+    broker.produce(group.topic, [naive, bad])
+    group.finish(group.member())
+    fake.default = HANG
+    settings = {"records.assume_timezone": "UTC"}
+    replay = group.shipper.start("dead-letters", "replay", settings=settings, check=False)
+    replay.wait_until(lambda: fake.requests, "a request of the replay hangs")
+    purged = group.shipper.run("dead-letters", "purge", "--consumer-id", "4711", "--yes", check=False)
+    assert (purged.returncode, "1 dead letter" in purged.stderr) == (0, True), purged
+    fake.default = Reply()
+    fake.release()
+    ended = replay.finish()
+    assert (ended.returncode, "another replay or purge" in ended.stderr) == (5, True), ended
+    assert [each.value for each in broker.table(group.letters).values()] == [naive]
+
+
+def test_a_purge_sees_letters_behind_an_open_transaction(group: Group, broker: Broker, sample: Sample):
+    producer = Producer(
+        {"bootstrap.servers": broker.address, "transactional.id": "open", "transaction.timeout.ms": 4000}
+    )
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for partition in (0, 1):
+        producer.produce(group.letters, b"x", key="k", partition=partition)
+    assert not producer.flush(30)
+    broker.produce(group.topic, [b"bad"])
+    group.finish(group.member())
+    purged = group.shipper.run("dead-letters", "purge", "--all", "--yes", check=False)
+    assert (purged.returncode, "1 dead letter deleted" in purged.stderr) == (0, True), purged
+    assert broker.table(group.letters) == {}
+
+
+def test_foreign_messages_among_the_dead_letters_are_skipped(group: Group, broker: Broker, sample: Sample):
+    broker.produce(group.letters, [b"hello", b"you"], keys=[b"k", b"a/0/1"], headers={"shipper.rule": b"json"})
+    broker.produce(group.topic, [b"bad"])
+    group.finish(group.member())
+    for command in (["list"], ["replay"], ["purge", "--all", "--yes"]):
+        done = group.shipper.run("dead-letters", *command, check=False)
+        assert f"the topic {group.letters} also contains 2 other messages: skipped" in done.stderr, done
+        assert done.returncode == (3 if command == ["replay"] else 0), done
+    assert "dead letters: 0 kept" in group.shipper.run("status", check=False).stdout
+    assert set(broker.table(group.letters)) == {"k", "a/0/1"}
+
+
+def test_the_letters_of_another_group_are_left_alone(broker: Broker, shipper: Shipper, service: Service):
+    group = Group(broker, shipper)
+    assert shipper.run("check", "--online", "--create-topics", check=False).returncode == 0
+    broker.produce(group.topic, [b"bad"])
+    group.finish(group.member())
+    ((key, letter),) = broker.table(group.letters).items()
+    assert letter.headers["shipper.group"] == group.name.encode()
+    backfill, other = f"{group.name}.backfill.0", f"{group.name}2"
+    for owner in (backfill, other):
+        headers = letter.headers | {"shipper.group": owner.encode(), "shipper.offset": b"9"}
+        broker.produce(group.letters, [b"other"], keys=[f"{key}{owner}".encode()], headers=headers)
+    assert "dead letters: 2 kept" in shipper.run("status", check=False).stdout
+    purged = shipper.run("dead-letters", "purge", "--all", "--yes", check=False)
+    assert "2 dead letters deleted" in purged.stderr, purged
+    assert f"the topic {group.letters} also contains 1 dead letter of group {other}: skipped" in purged.stderr, purged
+    assert [each.headers["shipper.group"].decode() for each in broker.table(group.letters).values()] == [other]
+    checked = shipper.run("check", "--online", check=False)
+    assert (checked.returncode, f"it contains dead letters of group {other}; " in checked.stdout) == (4, True), checked
 
 
 def test_status_of_a_group_tolerates_a_reader_that_has_gone(group: Group):

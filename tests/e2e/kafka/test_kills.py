@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 
 import pytest
+from confluent_kafka import Producer
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, wait_until
@@ -172,6 +173,62 @@ def test_a_second_member_with_the_same_name_ends_the_first(
     group.finish(second)
     service.assert_holds_exactly(sample.ids[:100])
     assert sums(broker.table(group.ledger))["accepted"] == 100
+
+
+def test_with_the_new_protocol_a_second_member_with_the_same_name_ends(
+    group: Group, broker: Broker, service: Service, sample: Sample
+):
+    settings = {
+        "input.kafka.group_instance_id": "one",
+        "input.kafka.group_protocol": "consumer",
+        "input.kafka.session_timeout_seconds": ...,
+    }
+    first = group.member(settings)
+    first.wait_until(lambda: len(partitions(first)) == 2, "it has both partitions")
+    second = group.member(settings)
+    broker.produce(group.topic, values(sample, 0, 100))
+    second.wait_until(lambda: second.has_ended, "the second member ends")
+    assert (second.process.returncode, "another member" in second.stderr) == (5, True), second.stderr
+    group.finish(first)
+    service.assert_holds_exactly(sample.ids[:100])
+    assert sums(broker.table(group.ledger))["accepted"] == 100
+
+
+def test_a_static_member_whose_transaction_the_brokers_ended_continues(
+    group: Group, broker: Broker, service: Service, sample: Sample
+):
+    running = group.member({"input.kafka.group_instance_id": "one"})
+    broker.produce(group.topic, values(sample, 0, 100))
+    running.wait_until(group.is_settled, "the group is at the end")
+    Producer({"bootstrap.servers": broker.address, "transactional.id": f"{group.name}-one"}).init_transactions(30)
+    broker.produce(group.topic, values(sample, 100, 200))
+    group.finish(running)
+    service.assert_holds_exactly(sample.ids[:200])
+    counts = sums(broker.table(group.ledger))
+    assert (counts["read"], counts["accepted"]) == (200, 200)
+
+
+def test_a_stopped_member_commits_nothing_once_another_has_its_name(
+    group: Group, broker: Broker, fake: FakeService, sample: Sample
+):
+    group.shipper.target = fake.target
+    settings: dict[str, object] = {"input.kafka.group_instance_id": "one", "state.commit_interval_seconds": 2}
+    broker.produce(group.topic, [b"bad", *values(sample, 0, 100)])
+    first = group.member(settings)
+    first.wait_until(lambda: len(fake.event_ids()) == 100, "all are accepted")
+    os.kill(first.pid, signal.SIGSTOP)
+    assert not broker.committed(group.name, group.topic), "nothing is saved yet"
+    second = group.member(settings)
+    second.wait_until(group.is_settled, "the group is at the end")
+    saved, letters = broker.read(group.ledger), broker.read(group.letters)
+    os.kill(first.pid, signal.SIGCONT)
+    first.wait_until(lambda: first.has_ended, "the first member ends")
+    assert (first.process.returncode, "another member" in first.stderr) == (5, True), first.stderr
+    assert (broker.read(group.ledger), broker.read(group.letters)) == (saved, letters)
+    broker.produce(group.topic, values(sample, 100, 200))
+    group.finish(second)
+    counts = sums(broker.table(group.ledger))
+    assert (counts["read"], counts["accepted"], counts["dead_lettered"]) == (201, 200, 1)
 
 
 def test_no_read_committed_consumer_sees_a_letter_of_an_unfinished_transaction(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from confluent_kafka import Producer
+
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper, changed
 from tests.e2e.kafka.broker import Broker, sums
@@ -77,6 +79,55 @@ def test_letters_contain_keys_and_tombstones_can_be_skipped(group: Group, broker
     group.finish(group.member({"input.kafka.tombstones": "skip"}))
     (letter,) = broker.table(group.letters).values()
     assert (letter.value, letter.headers["shipper.key"]) == (b"{}", b"one")
+
+
+def test_the_beginning_of_a_message_that_is_too_large_for_the_letters_is_stored(
+    broker: Broker, shipper: Shipper, service: Service, sample: Sample
+):
+    group = Group(broker, shipper, 1)
+    broker.create(group.letters, cleanup_policy="compact", max_message_bytes="40000")
+    broker.create(group.ledger, cleanup_policy="compact")
+    large = changed(sample.lines[0], Username="x" * 100_000).rstrip(b"\n")
+    broker.produce(group.topic, [large, *values(sample, 1, 3)])
+    broker.produce(group.topic, [b"bad"], headers={"long": b"y" * 100_000})
+    broker.produce(group.topic, values(sample, 3, 5))
+    settings: dict[str, object] = {"input.max_record_bytes": 20_000}
+    running = group.member(settings)
+    group.finish(running)
+    assert "delivery_paused" not in running.stderr
+    service.assert_holds_exactly(sample.ids[1:5])
+    first, second = sorted(broker.table(group.letters).values(), key=lambda each: int(each.headers["shipper.offset"]))
+    assert (first.value, first.headers["shipper.whole_bytes"]) == (large[:20_000], b"%d" % len(large))
+    assert first.headers["shipper.consumer_id"].decode() == str(json.loads(large)["ConsumerID"])
+    assert (second.value, "long" in second.headers, "shipper.whole_bytes" in second.headers) == (b"bad", False, False)
+    replayed = shipper.run("dead-letters", "replay", "--summary", "json", settings=settings, check=False)
+    assert (replayed.counts()[0], "1 dead letter was too long to be stored completely" in replayed.stderr) == (1, True)
+    shown = shipper.run("dead-letters", "show", f"{group.topic}/0:0", check=False).stdout
+    assert f"truncated: the first 20,000 of {len(large):,} bytes; it cannot be sent" in shown
+
+
+def test_large_messages_are_letters_if_their_topic_accepts_them(
+    broker: Broker, shipper: Shipper, service: Service, sample: Sample
+):
+    group = Group(broker, shipper, 1)
+    group.topic += ".large"
+    broker.create(group.topic, 1, max_message_bytes="4000000")
+    group.write()
+    assert shipper.run("check", "--online", "--create-topics", check=False).returncode == 0
+    large = changed(sample.lines[0], Username="x" * 3_000_000).rstrip(b"\n")
+    producer = Producer({"bootstrap.servers": broker.address, "message.max.bytes": 4_000_000})
+    producer.produce(group.topic, large)
+    assert not producer.flush(30)
+    group.finish(group.member())
+    (letter,) = broker.table(group.letters).values()
+    assert letter.value == large
+
+
+def test_check_says_how_large_dead_letters_may_be(group: Group, shipper: Shipper):
+    checked = shipper.run("check", "--online", check=False)
+    assert f"kafka:{group.letters}" in checked.stdout
+    assert "max.message.bytes is 1048588, too small for the longest message" in checked.stdout
+    assert "raise it to 1056780" in checked.stdout
 
 
 def test_repeated_event_ids_are_sent_once(group: Group, broker: Broker, service: Service, sample: Sample):

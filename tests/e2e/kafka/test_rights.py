@@ -58,16 +58,24 @@ def test_status_needs_a_right_only_to_count_dead_letters(secure: Group):
     assert "dead letters: 0 kept\n" in secure.shipper.run("status", check=False).stdout
 
 
-def test_the_reason_why_a_member_cannot_connect_is_named(secure: Group):
+def test_the_reason_why_a_client_cannot_connect_is_named(secure: Group):
+    limits = {f"shipper.kafka.{name}": 2.0 for name in ("offsets._CALL_S", "documents._READ_S", "view._CALL_S")}
+    secure.shipper.shortened = secure.shipper.shortened | limits
     text = secure.shipper.config.read_text()
+
+    def assert_named(key: str) -> None:
+        for command in (["run"], ["status"], ["dead-letters", "list"], ["dead-letters", "purge", "--all", "--yes"]):
+            refused = secure.shipper.run(*command, check=False)
+            assert (refused.returncode, f"check {key}" in refused.stderr) == (2, True), (command, refused.stderr)
+            assert "another-one" not in refused.stderr
+
     (secure.shipper.folder / "password").write_text("another-one")
-    refused = secure.shipper.run("run", check=False)
-    assert (refused.returncode, "input.kafka.password" in refused.stderr) == (2, True), refused.stderr
-    assert "another-one" not in refused.stderr
+    assert_named("input.kafka.username and input.kafka.password")
+    secure.shipper.config.write_text(text.replace("SCRAM-SHA-512", "PLAIN"))
+    assert_named("input.kafka.sasl_mechanism")
     (secure.shipper.folder / "password").write_text(PASSWORD)
     secure.shipper.config.write_text("\n".join(line for line in text.splitlines() if not line.startswith("ca_bundle")))
-    refused = secure.shipper.run("run", check=False)
-    assert (refused.returncode, "input.kafka.ca_bundle" in refused.stderr) == (2, True), refused.stderr
+    assert_named("input.kafka.ca_bundle")
 
 
 def token(life_s: float) -> str:
