@@ -52,6 +52,7 @@ _CALL_S: Final = 5.0
 _END_INTERVAL_S: Final = 1.0  # between queries of the ends of partitions: the headline is as current as they are
 _TOPIC_INTERVAL_S: Final = 30.0  # between queries of topic ids
 _RANGE_INTERVAL_S: Final = 0.5
+_POSITION_INTERVAL_S: Final = 1.0  # between saves of positions without records
 _CLOSE_S: Final = 10.0
 
 
@@ -117,6 +118,8 @@ class Member:
 
         self._answers: deque[Callable[[], None]] = deque()  # of the brokers, to be processed by the thread
         self._ends_queried_at = self._topics_queried_at = self._ranges_checked_at = now()
+        self._next_positions_at = now()
+        self._saving_positions: Future[Any] | None = None
         self._must_restart_stopped = False
         self._missing_topics: set[str] = set()
         self.unfinished: set[Partition] | None = None
@@ -236,6 +239,7 @@ class Member:
         messages = self._consumer.consume(self._fetch_count, _POLL_S)
         self.assignment.refresh_membership()
         self._enqueue(messages)
+        self._save_positions()
         self._query_brokers()
 
     def _has_room(self) -> bool:
@@ -273,6 +277,16 @@ class Member:
             self._notify()
         for event in events:
             self._handle_error(event.error(), _key_of(event), event.offset())
+
+    def _save_positions(self) -> None:
+        """Save where reading begins in new partitions, at most once per interval, and then read them."""
+        self.assignment.read_saved()
+        is_saving = self._saving_positions is not None and not self._saving_positions.done()
+        if is_saving or self._now() < self._next_positions_at or self._link.pipeline is None:
+            return
+        if idle := self.assignment.idle_checkpoints(self.assignment.streams.values()):
+            self._next_positions_at = self._now() + _POSITION_INTERVAL_S
+            self._saving_positions = self._link.start(self._link.pipeline.save, idle)
 
     def _notify(self) -> None:
         async def set_arrived() -> None:
