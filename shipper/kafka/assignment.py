@@ -196,7 +196,7 @@ class Assignment:
 
     def idle_checkpoints(self, streams: Iterable[KafkaStream]) -> list[Checkpoint]:
         """Return checkpoints without records, for the positions that must be saved although nothing is settled."""
-        idle = [stream for stream in streams if stream.is_waiting]
+        idle = [stream for stream in streams if stream.is_waiting or stream.is_ahead]
         return [
             Checkpoint(
                 stream=stream,
@@ -253,6 +253,8 @@ class Assignment:
         if self._link.portal is None or self._link.pipeline is None or not streams:
             return
         self.membership = self._read_membership()  # the new generation's, as the brokers refuse the old one
+        if not is_lost:
+            self._link.start(self._link.pipeline.save, self.idle_checkpoints(streams))
         wait_s = self.settings.revoke_wait_seconds
         done = self._link.start(partial(self._link.pipeline.hand_over, streams, wait_s=wait_s, is_lost=is_lost))
         if done is not None:

@@ -279,7 +279,11 @@ class Member:
             self._handle_error(event.error(), _key_of(event), event.offset())
 
     def _save_positions(self) -> None:
-        """Save where reading begins in new partitions, at most once per interval, and then read them."""
+        """
+        Save positions that no settled record moves, at most once per interval.
+
+        That is where reading begins in new partitions, which are read then, and offsets without records at the end.
+        """
         self.assignment.read_saved()
         is_saving = self._saving_positions is not None and not self._saving_positions.done()
         if is_saving or self._now() < self._next_positions_at or self._link.pipeline is None:

@@ -185,6 +185,13 @@ class KafkaStream(Stream, kw_only=True):
         return bool(self.stopped) or self.is_complete or self.is_waiting
 
     @property
+    def is_ahead(self) -> bool:
+        """Whether offsets without records follow the committed one and nothing is unsettled, so no record moves it."""
+        if self.committed is None or self.until is not None or self.stopped or self.blocks:
+            return False
+        return max(self.next_offset, self.eof) > self.committed
+
+    @property
     def lag_records(self) -> int:
         """Number of unsettled offsets, except those of aborted transactions at the end."""
         if not self.blocks and self.eof >= (self.end or 0):

@@ -131,6 +131,24 @@ def test_the_epoch_of_a_position_is_that_of_the_message_before_it():
     assert partition.position_at(third.end_offset) == 9
 
 
+def test_offsets_without_records_are_to_be_committed_once_nothing_is_unsettled():
+    partition = stream(committed=0)
+    assert not partition.is_ahead
+    (chunk,) = partition.chunks([Message(0, b"{}")])
+    partition.note_eof(3)
+    assert not partition.is_ahead, "a message is unsettled"
+    partition.note_saved(chunk.end_offset)
+    assert partition.is_ahead
+    partition.committed = partition.position_at(chunk.end_offset)
+    assert (partition.committed, partition.message_end(chunk.end_offset)) == (3, Position(1))
+    assert not partition.is_ahead
+    partition.note_eof(5)
+    assert partition.is_ahead
+    partition.stopped = "records are missing"
+    assert not partition.is_ahead
+    assert not stream(committed=0, until=3, eof=3).is_ahead, "a range moves its offset itself"
+
+
 def test_an_oversized_value_is_kept_for_its_dead_letter():
     partition = stream(max_record_bytes=3)
     (chunk,) = partition.chunks([Message(0, b"abcdef"), Message(1, b"abc")])
