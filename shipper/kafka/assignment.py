@@ -268,15 +268,23 @@ class Assignment:
     # Start offsets --------------------------------------------------------------------------------------------------
 
     def _find_starts(self, keys: Sequence[Partition]) -> dict[Partition, tuple[PartitionOffsets, Start]]:
-        """Query where to begin until the brokers answer, as nothing may be read before; return {} if closed."""
+        """
+        Query where to begin until the brokers answer, as nothing may be read before; return {} if closed.
+
+        A partition that does not exist is stopped: the group may still assign it to the member.
+        """
+        limit = self._now() + _CALL_S  # the brokers learn of a new partition later than their controller
         while not self._closing.is_set():
             self._offsets_read_at = self._wall_time()
             try:
-                offsets = read_offsets(self._admin, self.settings, sorted({key[0] for key in keys}), _CALL_S)
-                selected = {key: offsets[key] for key in keys}
-                if any(partition.committed is None for partition in selected.values()):
-                    selected = self._fill_from_ledger(keys)
-                return {key: (partition, start_of(partition, self.settings)) for key, partition in selected.items()}
+                is_last_try = self._now() >= limit
+                offsets = self._read_offsets(keys, may_be_missing=is_last_try)
+                if any(partition.committed is None for partition in offsets.values()):
+                    offsets = self._fill_from_ledger(keys, may_be_missing=is_last_try)
+                return {
+                    key: (offsets[key], start_of(offsets[key], self.settings)) if key in offsets else _missing(key)
+                    for key in keys
+                }
             except (KafkaException, TimeoutError, ConfigError) as exception:  # a changed secret may be unreadable
                 error = error_of(exception)
                 self._status.note_error(error)
@@ -284,7 +292,17 @@ class Assignment:
                 self._wait(_RETRY_S)
         return {}
 
-    def _fill_from_ledger(self, keys: Sequence[Partition]) -> dict[Partition, PartitionOffsets]:
+    def _read_offsets(self, keys: Sequence[Partition], *, may_be_missing: bool) -> dict[Partition, PartitionOffsets]:
+        """Query the offsets of partitions; leave out those that do not exist, or raise a KafkaException."""
+        offsets = read_offsets(self._admin, self.settings, sorted({key[0] for key in keys}), _CALL_S)
+        missing = [f"{topic}/{number}" for topic, number in keys if (topic, number) not in offsets]
+        if missing and not may_be_missing:
+            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, f"no partition {', '.join(missing)}"))
+        return {key: offsets[key] for key in keys if key in offsets}
+
+    def _fill_from_ledger(
+        self, keys: Sequence[Partition], *, may_be_missing: bool
+    ) -> dict[Partition, PartitionOffsets]:
         """
         Query offsets; fill in missing ones of the group from the ledger or the start of the ranges.
 
@@ -293,7 +311,7 @@ class Assignment:
         """
         saved = ledger_offsets(self.settings)
         topic_ids = {topic_id for topic_id, _ in saved}
-        offsets = read_offsets(self._admin, self.settings, sorted({key[0] for key in keys}), _CALL_S)
+        offsets = self._read_offsets(keys, may_be_missing=may_be_missing)
 
         def fill(partition: PartitionOffsets) -> PartitionOffsets:
             if partition.initial_partitions is None and partition.topic_id in topic_ids:
@@ -304,7 +322,7 @@ class Assignment:
             first = None if self._ranges is None else self._range(partition).start
             return partition._replace(committed=saved.get((partition.topic_id, partition.partition), first))
 
-        return {key: fill(offsets[key]) for key in keys}
+        return {key: fill(partition) for key, partition in offsets.items()}
 
     def _range(self, offsets: PartitionOffsets) -> range:
         assert self._ranges is not None
@@ -350,7 +368,10 @@ class Assignment:
         if not starts:
             return
         offsets, start = starts[stream.topic_partition]
-        if offsets.topic_id != stream.topic_id:  # the brokers have deleted the group's offset with the old topic
+        is_missing = not offsets.topic_id
+        if is_missing:
+            pass
+        elif offsets.topic_id != stream.topic_id:  # the brokers have deleted the group's offset with the old topic
             offsets = offsets._replace(committed=stream.next_offset, committed_to=stream.topic_id)
             start = start_of(offsets, self.settings)
         elif reset is not None:  # the client has checked the epoch
@@ -362,9 +383,18 @@ class Assignment:
         partition = TopicPartition(*stream.topic_partition)
         if new.is_halted:
             self._consumer.pause([partition])
-        self.seek(new)
+        if not is_missing:
+            self.seek(new)
         if not new.is_halted and not self.is_paused:
             self._consumer.resume([partition])
+
+
+def _missing(key: Partition) -> tuple[PartitionOffsets, Start]:
+    gap = (
+        f"{key[0]}/{key[1]}: the partition does not exist any more: the topic was recreated with fewer partitions. To "
+        "continue without it, restart this member"
+    )
+    return PartitionOffsets(*key, topic_id="", low=0, high=0), Start(0, gap, is_stopped=True)
 
 
 def _start_of(stream: KafkaStream) -> TopicPartition:

@@ -365,7 +365,7 @@ class Member:
     def _check_topic_id(self, topic: str, answer: Future[Any]) -> None:
         """Detect a topic that was deleted or recreated."""
         try:
-            topic_id = str(answer.result().topic_id)
+            description = answer.result()
         except KafkaException as exception:
             error = error_of(exception)
             self.status.note_error(error)
@@ -375,8 +375,10 @@ class Member:
         self._missing_topics.discard(topic)
         if not self._missing_topics:
             self.status.remove_obstacle("input_gap")
+        topic_id, numbers = str(description.topic_id), {partition.id for partition in description.partitions}
         for stream in [stream for stream in self.assignment.streams.values() if stream.topic == topic]:
-            if stream.topic_id != topic_id and not stream.stopped:
+            is_back = not stream.topic_id and stream.partition in numbers
+            if stream.topic_id != topic_id and (is_back or not stream.stopped):
                 self.assignment.restart(stream, is_lost=True)
 
     def _check_ranges(self, ranges: Mapping[Partition, range], now: float) -> None:
