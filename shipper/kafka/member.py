@@ -368,10 +368,11 @@ class Member:
             description = answer.result()
         except KafkaException as exception:
             error = error_of(exception)
-            self.status.note_error(error)
+            self.status.note_error(error, topic)
             if error.code() in UNKNOWN_TOPIC:
                 self._missing_topics.add(topic)
             return
+        self.status.remove_obstacle("broker_unavailable")  # also of a member without partitions
         self._missing_topics.discard(topic)
         if not self._missing_topics:
             self.status.remove_obstacle("input_gap")
