@@ -20,7 +20,7 @@ from anyio import Event
 from anyio.from_thread import BlockingPortal
 from anyio.streams.memory import MemoryObjectSendStream
 from confluent_kafka import Consumer, IsolationLevel, KafkaException, Message, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AclOperation, AdminClient, OffsetSpec
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.assignment import Assignment, AttachedPipeline, PipelineLink
@@ -345,8 +345,9 @@ class Member:
         if now >= self._topics_queried_at + _TOPIC_INTERVAL_S:
             self._topics_queried_at = now
             topics = TopicCollection(list(self._settings.topics))
-            for topic, description in self.admin.describe_topics(topics, request_timeout=_CALL_S).items():
-                self._when_answered(description, partial(self._check_topic_id, topic))
+            described = self.admin.describe_topics(topics, include_authorized_operations=True, request_timeout=_CALL_S)
+            for topic, description in described.items():
+                self._when_answered(description, partial(self._check_topic, topic))
 
     def _when_answered(self, future: Future[Any], use: Callable[[Future[Any]], None]) -> None:
         """Have the thread process an answer once it arrives."""
@@ -362,8 +363,8 @@ class Member:
         if key in self.assignment.streams:
             self.assignment.streams[key].note_end(end, at)
 
-    def _check_topic_id(self, topic: str, answer: Future[Any]) -> None:
-        """Detect a topic that was deleted or recreated."""
+    def _check_topic(self, topic: str, answer: Future[Any]) -> None:
+        """Detect a topic that was deleted or recreated, or may be read again."""
         try:
             description = answer.result()
         except KafkaException as exception:
@@ -373,6 +374,8 @@ class Member:
                 self._missing_topics.add(topic)
             return
         self.status.remove_obstacle("broker_unavailable")  # also of a member without partitions
+        if AclOperation.READ in (description.authorized_operations or ()):
+            self.status.note_readable(topic)
         self._missing_topics.discard(topic)
         if not self._missing_topics:
             self.status.remove_obstacle("input_gap")
