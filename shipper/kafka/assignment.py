@@ -8,7 +8,7 @@ that, this process counts nothing of them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial
@@ -27,7 +27,7 @@ from shipper.kafka.member_status import MemberStatus
 from shipper.kafka.offsets import PartitionOffsets, Start, diverged_at, read_offsets, start_of
 from shipper.kafka.stream import KafkaStream, Partition, Session
 from shipper.model.errors import ConfigError
-from shipper.model.records import Stream
+from shipper.model.records import Checkpoint, Stream
 
 log = structlog.get_logger("kafka")
 
@@ -43,7 +43,7 @@ class AttachedPipeline(Protocol):
 
     async def hand_over(self, streams: Sequence[Stream], *, wait_s: float, is_lost: bool) -> None: ...
 
-    async def save(self) -> None: ...
+    async def save(self, idle: Sequence[Checkpoint] = ()) -> None: ...
 
 
 class PipelineLink:
@@ -194,6 +194,32 @@ class Assignment:
         if reading := [start for start in checked if start not in halted]:
             self._consumer.resume(reading)
 
+    def idle_checkpoints(self, streams: Iterable[KafkaStream]) -> list[Checkpoint]:
+        """Return checkpoints without records, for the positions that must be saved although nothing is settled."""
+        idle = [stream for stream in streams if stream.is_waiting or stream.is_ahead]
+        return [
+            Checkpoint(
+                stream=stream,
+                start_offset=stream.read_offset,
+                end_offset=stream.read_offset,
+                tail=b"",
+                read=0,
+                accepted=0,
+                duplicates=0,
+                rejections=[],
+            )
+            for stream in idle
+        ]
+
+    def read_saved(self) -> None:
+        """Read the partitions of which it is now saved where reading begins."""
+        for key, stream in self.streams.items():
+            if stream.is_waiting and stream.committed is not None:
+                stream.is_waiting = False
+                self.seek(stream)
+                if not self.is_paused:
+                    self._consumer.resume([TopicPartition(*key)])
+
     # Rebalances; called by the client within `consume` ----------------------------------------------------------------
 
     def _assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -227,6 +253,8 @@ class Assignment:
         if self._link.portal is None or self._link.pipeline is None or not streams:
             return
         self.membership = self._read_membership()  # the new generation's, as the brokers refuse the old one
+        if not is_lost:
+            self._link.start(self._link.pipeline.save, self.idle_checkpoints(streams))
         wait_s = self.settings.revoke_wait_seconds
         done = self._link.start(partial(self._link.pipeline.hand_over, streams, wait_s=wait_s, is_lost=is_lost))
         if done is not None:
@@ -240,15 +268,23 @@ class Assignment:
     # Start offsets --------------------------------------------------------------------------------------------------
 
     def _find_starts(self, keys: Sequence[Partition]) -> dict[Partition, tuple[PartitionOffsets, Start]]:
-        """Query where to begin until the brokers answer, as nothing may be read before; return {} if closed."""
+        """
+        Query where to begin until the brokers answer, as nothing may be read before; return {} if closed.
+
+        A partition that does not exist is stopped: the group may still assign it to the member.
+        """
+        limit = self._now() + _CALL_S  # the brokers learn of a new partition later than their controller
         while not self._closing.is_set():
             self._offsets_read_at = self._wall_time()
             try:
-                offsets = read_offsets(self._admin, self.settings, sorted({key[0] for key in keys}), _CALL_S)
-                selected = {key: offsets[key] for key in keys}
-                if any(partition.committed is None for partition in selected.values()):
-                    selected = self._fill_from_ledger(selected)
-                return {key: (partition, start_of(partition, self.settings)) for key, partition in selected.items()}
+                is_last_try = self._now() >= limit
+                offsets = self._read_offsets(keys, may_be_missing=is_last_try)
+                if any(partition.committed is None for partition in offsets.values()):
+                    offsets = self._fill_from_ledger(keys, may_be_missing=is_last_try)
+                return {
+                    key: (offsets[key], start_of(offsets[key], self.settings)) if key in offsets else _missing(key)
+                    for key in keys
+                }
             except (KafkaException, TimeoutError, ConfigError) as exception:  # a changed secret may be unreadable
                 error = error_of(exception)
                 self._status.note_error(error)
@@ -256,19 +292,35 @@ class Assignment:
                 self._wait(_RETRY_S)
         return {}
 
-    def _fill_from_ledger(self, offsets: Mapping[Partition, PartitionOffsets]) -> dict[Partition, PartitionOffsets]:
-        """Fill in missing committed offsets of the group from the ledger or the start of the ranges."""
+    def _read_offsets(self, keys: Sequence[Partition], *, may_be_missing: bool) -> dict[Partition, PartitionOffsets]:
+        """Query the offsets of partitions; leave out those that do not exist, or raise a KafkaException."""
+        offsets = read_offsets(self._admin, self.settings, sorted({key[0] for key in keys}), _CALL_S)
+        missing = [f"{topic}/{number}" for topic, number in keys if (topic, number) not in offsets]
+        if missing and not may_be_missing:
+            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, f"no partition {', '.join(missing)}"))
+        return {key: offsets[key] for key in keys if key in offsets}
+
+    def _fill_from_ledger(
+        self, keys: Sequence[Partition], *, may_be_missing: bool
+    ) -> dict[Partition, PartitionOffsets]:
+        """
+        Query offsets; fill in missing ones of the group from the ledger or the start of the ranges.
+
+        The ledger is read before the offsets. So if it contains a topic without offsets, they have expired, and another
+        member has not begun to read it just now.
+        """
         saved = ledger_offsets(self.settings)
-        known = {topic_id for topic_id, _ in saved}
+        topic_ids = {topic_id for topic_id, _ in saved}
+        offsets = self._read_offsets(keys, may_be_missing=may_be_missing)
 
         def fill(partition: PartitionOffsets) -> PartitionOffsets:
+            if partition.initial_partitions is None and partition.topic_id in topic_ids:
+                first_unknown = next(number for number in count() if (partition.topic_id, number) not in saved)
+                partition = partition._replace(initial_partitions=first_unknown)
             if partition.committed is not None:
                 return partition
             first = None if self._ranges is None else self._range(partition).start
-            return partition._replace(
-                committed=saved.get((partition.topic_id, partition.partition), first),
-                is_topic_known=partition.is_topic_known or partition.topic_id in known,
-            )
+            return partition._replace(committed=saved.get((partition.topic_id, partition.partition), first))
 
         return {key: fill(partition) for key, partition in offsets.items()}
 
@@ -277,6 +329,7 @@ class Assignment:
         return self._ranges.get((offsets.topic, offsets.partition), range(offsets.high, offsets.high))
 
     def _new_stream(self, offsets: PartitionOffsets, start: Start) -> KafkaStream:
+        is_saved = self._ranges is not None or (offsets.committed_to == offsets.topic_id and not start.gap)
         stream = KafkaStream(
             stream_id=self._next_stream_id(),
             path=f"{offsets.topic}/{offsets.partition}",
@@ -286,6 +339,9 @@ class Assignment:
             first=start.offset,
             first_epoch=start.epoch,
             end=offsets.high,
+            committed=offsets.committed if is_saved else None,
+            is_waiting=not is_saved and not start.is_stopped,
+            initial_partitions=offsets.partitions if offsets.initial_partitions is None else offsets.initial_partitions,
             until=None if self._ranges is None else self._range(offsets).stop,
             session=Session(),
             stopped=start.gap if start.is_stopped else "",
@@ -312,7 +368,10 @@ class Assignment:
         if not starts:
             return
         offsets, start = starts[stream.topic_partition]
-        if offsets.topic_id != stream.topic_id:  # the brokers have deleted the group's offset with the old topic
+        is_missing = not offsets.topic_id
+        if is_missing:
+            pass
+        elif offsets.topic_id != stream.topic_id:  # the brokers have deleted the group's offset with the old topic
             offsets = offsets._replace(committed=stream.next_offset, committed_to=stream.topic_id)
             start = start_of(offsets, self.settings)
         elif reset is not None:  # the client has checked the epoch
@@ -321,12 +380,21 @@ class Assignment:
             start = start_of(offsets, self.settings)._replace(epoch=-1)
         self.streams[stream.topic_partition] = new = self._new_stream(offsets, start)
         self._status.tombstones_skipped += stream.tombstones_skipped
-        self.seek(new)
         partition = TopicPartition(*stream.topic_partition)
         if new.is_halted:
             self._consumer.pause([partition])
-        elif not self.is_paused:
+        if not is_missing:
+            self.seek(new)
+        if not new.is_halted and not self.is_paused:
             self._consumer.resume([partition])
+
+
+def _missing(key: Partition) -> tuple[PartitionOffsets, Start]:
+    gap = (
+        f"{key[0]}/{key[1]}: the partition does not exist any more: the topic was recreated with fewer partitions. To "
+        "continue without it, restart this member"
+    )
+    return PartitionOffsets(*key, topic_id="", low=0, high=0), Start(0, gap, is_stopped=True)
 
 
 def _start_of(stream: KafkaStream) -> TopicPartition:

@@ -59,12 +59,14 @@ class Metadata(Struct, frozen=True, omit_defaults=True):
         settled_until: Everything that was in the partition at this time is settled; seconds since the epoch.
         last: The position after the last settled message; the offset may be beyond it.
         mistakes: Consecutive rejections, by rule, right before the offset.
+        initial_partitions: Number of partitions of the topic when the group began to read it.
     """
 
     topic_id: str
     settled_until: float | None = None
     last: Position | None = None
     mistakes: dict[str, int] = {}
+    initial_partitions: int = 0
     version: int = VERSION
 
     def text(self) -> str:

@@ -20,7 +20,7 @@ from anyio import Event
 from anyio.from_thread import BlockingPortal
 from anyio.streams.memory import MemoryObjectSendStream
 from confluent_kafka import Consumer, IsolationLevel, KafkaException, Message, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AclOperation, AdminClient, OffsetSpec
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.assignment import Assignment, AttachedPipeline, PipelineLink
@@ -52,6 +52,7 @@ _CALL_S: Final = 5.0
 _END_INTERVAL_S: Final = 1.0  # between queries of the ends of partitions: the headline is as current as they are
 _TOPIC_INTERVAL_S: Final = 30.0  # between queries of topic ids
 _RANGE_INTERVAL_S: Final = 0.5
+_POSITION_INTERVAL_S: Final = 1.0  # between saves of positions without records
 _CLOSE_S: Final = 10.0
 
 
@@ -117,6 +118,8 @@ class Member:
 
         self._answers: deque[Callable[[], None]] = deque()  # of the brokers, to be processed by the thread
         self._ends_queried_at = self._topics_queried_at = self._ranges_checked_at = now()
+        self._next_positions_at = now()
+        self._saving_positions: Future[Any] | None = None
         self._must_restart_stopped = False
         self._missing_topics: set[str] = set()
         self.unfinished: set[Partition] | None = None
@@ -236,6 +239,7 @@ class Member:
         messages = self._consumer.consume(self._fetch_count, _POLL_S)
         self.assignment.refresh_membership()
         self._enqueue(messages)
+        self._save_positions()
         self._query_brokers()
 
     def _has_room(self) -> bool:
@@ -273,6 +277,20 @@ class Member:
             self._notify()
         for event in events:
             self._handle_error(event.error(), _key_of(event), event.offset())
+
+    def _save_positions(self) -> None:
+        """
+        Save positions that no settled record moves, at most once per interval.
+
+        That is where reading begins in new partitions, which are read then, and offsets without records at the end.
+        """
+        self.assignment.read_saved()
+        is_saving = self._saving_positions is not None and not self._saving_positions.done()
+        if is_saving or self._now() < self._next_positions_at or self._link.pipeline is None:
+            return
+        if idle := self.assignment.idle_checkpoints(self.assignment.streams.values()):
+            self._next_positions_at = self._now() + _POSITION_INTERVAL_S
+            self._saving_positions = self._link.start(self._link.pipeline.save, idle)
 
     def _notify(self) -> None:
         async def set_arrived() -> None:
@@ -328,8 +346,9 @@ class Member:
         if now >= self._topics_queried_at + _TOPIC_INTERVAL_S:
             self._topics_queried_at = now
             topics = TopicCollection(list(self._settings.topics))
-            for topic, description in self.admin.describe_topics(topics, request_timeout=_CALL_S).items():
-                self._when_answered(description, partial(self._check_topic_id, topic))
+            described = self.admin.describe_topics(topics, include_authorized_operations=True, request_timeout=_CALL_S)
+            for topic, description in described.items():
+                self._when_answered(description, partial(self._check_topic, topic))
 
     def _when_answered(self, future: Future[Any], use: Callable[[Future[Any]], None]) -> None:
         """Have the thread process an answer once it arrives."""
@@ -345,21 +364,26 @@ class Member:
         if key in self.assignment.streams:
             self.assignment.streams[key].note_end(end, at)
 
-    def _check_topic_id(self, topic: str, answer: Future[Any]) -> None:
-        """Detect a topic that was deleted or recreated."""
+    def _check_topic(self, topic: str, answer: Future[Any]) -> None:
+        """Detect a topic that was deleted or recreated, or may be read again."""
         try:
-            topic_id = str(answer.result().topic_id)
+            description = answer.result()
         except KafkaException as exception:
             error = error_of(exception)
-            self.status.note_error(error)
+            self.status.note_error(error, topic)
             if error.code() in UNKNOWN_TOPIC:
                 self._missing_topics.add(topic)
             return
+        self.status.remove_obstacle("broker_unavailable")  # also of a member without partitions
+        if AclOperation.READ in (description.authorized_operations or ()):
+            self.status.note_readable(topic)
         self._missing_topics.discard(topic)
         if not self._missing_topics:
             self.status.remove_obstacle("input_gap")
+        topic_id, numbers = str(description.topic_id), {partition.id for partition in description.partitions}
         for stream in [stream for stream in self.assignment.streams.values() if stream.topic == topic]:
-            if stream.topic_id != topic_id and not stream.stopped:
+            is_back = not stream.topic_id and stream.partition in numbers
+            if stream.topic_id != topic_id and (is_back or not stream.stopped):
                 self.assignment.restart(stream, is_lost=True)
 
     def _check_ranges(self, ranges: Mapping[Partition, range], now: float) -> None:

@@ -29,6 +29,7 @@ class MemberStatus:
         self._settings = settings
         self._wall_time = wall_time
         self._obstacles: dict[str, Obstacle] = {}
+        self._forbidden_topics: set[str] = set()  # "" = a right that is not of a topic
         self._stopped_at: float | None = None
         self._rebalances: Counter[str] = Counter(assigned=0, revoked=0, lost=0)
         self._last_rebalance: tuple[str, float | None] = ("", None)
@@ -81,6 +82,7 @@ class MemberStatus:
         settings = self._settings
         self.count_error(error)
         if error.code() in FORBIDDEN:
+            self._forbidden_topics.add(topic)
             self._add_obstacle(
                 "broker_forbidden", describe_refusal(settings, error, topic and required_right(settings, topic))
             )
@@ -97,11 +99,20 @@ class MemberStatus:
     def count_error(self, error: KafkaError) -> None:
         self._errors[error.name()] += 1
 
+    def note_readable(self, topic: str) -> None:
+        """Note that this client may read a topic."""
+        if self._forbidden_topics == {topic}:
+            self.remove_obstacle("broker_forbidden")
+        self._forbidden_topics.discard(topic)
+
     def remove_obstacle(self, reason: str) -> None:
         self._obstacles.pop(reason, None)
+        if reason == "broker_forbidden":
+            self._forbidden_topics.clear()
 
     def remove_obstacles(self) -> None:
         self._obstacles.clear()
+        self._forbidden_topics.clear()
 
     def oldest_obstacle(self) -> Obstacle | None:
         return min(self._obstacles.values(), key=lambda obstacle: obstacle.since, default=None)

@@ -54,7 +54,8 @@ class PartitionOffsets(NamedTuple):
         last: The position after the last settled message, before the committed offset; None = unknown.
         mistakes: Consecutive rejections, by rule, right before the committed offset.
         diverged_at: The offset from which the log is not the one that was read; None = unknown or nowhere.
-        is_topic_known: The group has an offset in some partition of the topic.
+        partitions: Number of partitions of the topic.
+        initial_partitions: Their number when the group began to read the topic, 0 = unknown; None if it has not begun.
     """
 
     topic: str
@@ -68,7 +69,13 @@ class PartitionOffsets(NamedTuple):
     last: Position | None = None
     mistakes: Mapping[str, int] | None = None
     diverged_at: int | None = None
-    is_topic_known: bool = False
+    partitions: int = 0
+    initial_partitions: int | None = None
+
+    @property
+    def is_added(self) -> bool:
+        """Whether the partition was added after the group had begun to read the topic."""
+        return self.initial_partitions is not None and self.partition >= self.initial_partitions
 
 
 def read_offsets(
@@ -105,24 +112,29 @@ def read_offsets(
     # A new client, as one that knows a coordinator keeps asking it even if another broker has taken over.
     with closing(Consumer(properties)) as consumer:
         committed = committed_offsets(consumer, partitions, limit_s)
-    known = {topic for (topic, _), position in committed.items() if position.offset >= 0}
+    metadata = {key: read_metadata(position.metadata) for key, position in committed.items() if position.offset >= 0}
+    initial_partitions: dict[str, int] = {}
+    for (name, _), known in metadata.items():
+        number = known.initial_partitions if known else 0
+        initial_partitions[name] = min(number, initial_partitions.get(name, number))
     lows, highs = (
         offsets_at(admin, partitions, spec, limit_s) for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
     )
     offsets = {}
     for key, position in committed.items():
-        metadata = read_metadata(position.metadata) if position.offset >= 0 else None
+        topic, known = topics_by_name[key[0]], metadata.get(key)
         offsets[key] = PartitionOffsets(
             *key,
-            topic_id=str(topics_by_name[key[0]].topic_id),
+            topic_id=str(topic.topic_id),
             low=lows[key],
             high=highs[key],
             committed=position.offset if position.offset >= 0 else None,
-            committed_to=metadata.topic_id if metadata else "",
-            settled_until=metadata.settled_until if metadata else None,
-            last=metadata.last if metadata else None,
-            mistakes=metadata.mistakes if metadata else None,
-            is_topic_known=key[0] in known,
+            committed_to=known.topic_id if known else "",
+            settled_until=known.settled_until if known else None,
+            last=known.last if known else None,
+            mistakes=known.mistakes if known else None,
+            partitions=len(topic.partitions),
+            initial_partitions=initial_partitions.get(key[0]),
         )
     return offsets
 
@@ -185,11 +197,11 @@ def start_of(offsets: PartitionOffsets, settings: KafkaSettings) -> Start:
     beginning = offsets.high if settings.start == "end" else offsets.low
     if committed is None:
         # `start` applies only to the first start of a group; partitions added later begin at their beginning.
-        if settings.start == "stop" and not offsets.is_topic_known:
+        if settings.start == "stop" and not offsets.is_added:
             return Start(
                 offsets.low, f'{where}: the group has no offset, and input.kafka.start is "stop"', is_stopped=True
             )
-        return Start(offsets.low if offsets.is_topic_known else beginning)
+        return Start(offsets.low if offsets.is_added else beginning)
     last = offsets.last if offsets.last and offsets.last.offset >= offsets.low else Position(committed)
     if offsets.committed_to not in {"", offsets.topic_id}:
         position = f"the group was at offset {committed:,} of the old topic"
@@ -334,7 +346,9 @@ def _count_letters(settings: KafkaSettings) -> tuple[int | None, str]:
 def _partition_state(offsets: PartitionOffsets, settings: KafkaSettings, at: float) -> PartitionState:
     start = start_of(offsets, settings)
     position = max(offsets.low, start.offset if offsets.committed is None else offsets.committed)
-    is_at_end = position >= offsets.high and not start.gap
+    # Without an offset, it is open where reading begins, so what is there may be unsettled.
+    is_begun = offsets.committed is not None or offsets.low >= offsets.high
+    is_at_end = is_begun and position >= offsets.high and not start.gap
     return PartitionState(
         topic=offsets.topic,
         partition=offsets.partition,

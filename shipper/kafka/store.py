@@ -81,7 +81,7 @@ class _Pending(NamedTuple):
     """The contents of one transaction."""
 
     checkpoints: Sequence[Checkpoint]
-    sessions: list[tuple[KafkaStream, Session, dict[str, int]]]  # with the `saved_mistakes` of the stream
+    sessions: list[tuple[KafkaStream, Session, dict[str, int], int]]  # with `saved_mistakes` and the offset
 
 
 class TransactionStore:
@@ -161,8 +161,8 @@ class TransactionStore:
                 return SaveResult([], requested)
             self._member.status.note_committed(self._now() - started_at)
             self._letter_limits, self._aborted_for = {}, None
-            for stream, session, mistakes in pending.sessions:
-                stream.saved_mistakes = mistakes
+            for stream, session, mistakes, position in pending.sessions:
+                stream.saved_mistakes, stream.committed = mistakes, position
                 stream.session = Session() if len(session.sums) > _SESSION_KEYS_MAX else session
                 stream.unreachable = 0
             saved = {id(checkpoint) for checkpoint in pending.checkpoints}
@@ -200,13 +200,13 @@ class TransactionStore:
                 ]
                 session, rows = add_checkpoints(stream, group, self._settings.group_id)
                 mistakes = stream.mistakes_with(group)
-                pending.sessions.append((stream, session, mistakes))
                 for topic, documents in ((self._settings.letters, letters), (self._settings.ledger, rows)):
                     produce(producer, topic, documents, self._note_delivery)
                 position = stream.position_at(group[-1].end_offset)
                 last = stream.message_end(group[-1].end_offset)
-                settled_until = stream.settled_until_with(position)
-                metadata = Metadata(stream.topic_id, settled_until, last, dict(mistakes)).text()
+                pending.sessions.append((stream, session, mistakes, position))
+                settled_until, partitions = stream.settled_until_with(position), stream.initial_partitions
+                metadata = Metadata(stream.topic_id, settled_until, last, dict(mistakes), partitions).text()
                 offsets.append(TopicPartition(*stream.topic_partition, position, metadata=metadata))
             crash_point("save.written")
             flush(producer, _CALL_S)

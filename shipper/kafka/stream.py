@@ -131,9 +131,13 @@ class KafkaStream(Stream, kw_only=True):
         end: The end of the partition when last queried; None = unknown yet.
         until: End of the offsets to read, exclusive; None = no end.
         eof: Everything before this offset was read; -1 = unknown.
+        committed: The offset of the group in the brokers; None = not even where reading begins.
+        is_waiting: Nothing is read yet, as `committed` was None: a crash would lose where reading began.
+        initial_partitions: Number of partitions of the topic when the group began to read it.
         stopped: A message for users, why the partition is not read; empty = it is read.
         unreachable: Records deleted before they were read that are not in the ledger yet.
         settled: End of the settled offsets, exclusive; None = nothing is settled yet.
+        last: The position after the last settled message; None = nothing is settled yet.
         blocks: Blocks of unsettled messages.
         saved_mistakes: Consecutive rejections, by rule, right before the saved offset.
     """
@@ -149,9 +153,13 @@ class KafkaStream(Stream, kw_only=True):
     end: int | None = None
     until: int | None = None
     eof: int = -1
+    committed: int | None = None
+    is_waiting: bool = False
+    initial_partitions: int = 0
     stopped: str = ""
     unreachable: int = 0
     settled: int | None = None
+    last: Position | None = None
     max_record_bytes: int = 1 << 26
     skips_tombstones: bool = False
     tombstones_skipped: int = 0
@@ -176,7 +184,14 @@ class KafkaStream(Stream, kw_only=True):
     @property
     def is_halted(self) -> bool:
         """Whether nothing is to be read."""
-        return bool(self.stopped) or self.is_complete
+        return bool(self.stopped) or self.is_complete or self.is_waiting
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether offsets without records follow the committed one and nothing is unsettled, so no record moves it."""
+        if self.committed is None or self.until is not None or self.stopped or self.blocks:
+            return False
+        return max(self.next_offset, self.eof) > self.committed
 
     @property
     def lag_records(self) -> int:
@@ -255,11 +270,15 @@ class KafkaStream(Stream, kw_only=True):
 
     def position_at(self, end_offset: int) -> int:
         """Return the offset to continue from after the line that ends at a virtual byte."""
-        position = self.message_end(end_offset).offset
-        return max(position, self.eof) if end_offset == self.read_offset else position
+        eof = self.eof  # first, as other threads append messages before they change it
+        position = max(self.next_offset, self.message_end(end_offset).offset)
+        return max(position, eof) if end_offset == self.read_offset else position
 
     def message_end(self, end_offset: int) -> Position:
         """Return the position after the message whose line ends at a virtual byte, before any transaction markers."""
+        blocks = tuple(self.blocks)
+        if not blocks or end_offset <= blocks[0].start:  # nothing since the last save
+            return self.last or Position(self.first, self.first_epoch)
         block = self._block_at(end_offset - 1)
         index = bisect_left(range(len(block.offsets)), end_offset, key=block.end_of)
         first, last = block.epochs  # epochs never decrease
@@ -286,7 +305,7 @@ class KafkaStream(Stream, kw_only=True):
 
     def note_saved(self, end_offset: int) -> None:
         """Remove the messages that are settled and saved, up to a virtual byte."""
-        self.settled = self.position_at(end_offset)
+        self.settled, self.last = self.position_at(end_offset), self.message_end(end_offset)
         self.settled_until = self.settled_until_with(self.settled)
         while self.blocks and self.blocks[0].end <= end_offset:
             self.blocks.popleft()

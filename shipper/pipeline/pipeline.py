@@ -380,9 +380,9 @@ class Pipeline:
         finally:
             await self.settlement.abandon(streams)
 
-    async def save(self) -> None:
-        """Save settled records."""
-        await self.settlement.save()
+    async def save(self, idle: Sequence[Checkpoint] = ()) -> None:
+        """Save settled records, and checkpoints without records of streams of which nothing is unsaved."""
+        await self.settlement.save(idle)
 
     async def _read_until_idle(self) -> None:
         """After a stop, continue reading until no new input arrives or most of the drain timeout has passed."""

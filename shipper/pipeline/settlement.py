@@ -371,15 +371,21 @@ class Settlement:
         if self.window.is_on and stream.kind != "replay":
             self.window.drop(keys)
 
-    async def save(self) -> None:
+    async def save(self, idle: Sequence[Checkpoint] = ()) -> None:
         """
         Save the settled prefixes. Shielded from cancellation: a started transaction must be finished and counted.
 
+        Args:
+            idle: Checkpoints without records, also to be saved; ignored for streams with unsaved records.
         Raises:
             StateError: The state store cannot be written, or not in time.
         """
         with anyio.CancelScope(shield=True):
             async with self._save_lock:
+                for checkpoint in idle:
+                    if not checkpoint.stream.is_released and not self.has_unsaved_of([checkpoint.stream]):
+                        self._unsaved.append(checkpoint)
+                        self._unsaved_bytes += estimate_bytes(checkpoint)
                 await self._save()
 
     async def save_rest(self) -> None:

@@ -255,7 +255,7 @@ class TinyAdmin:
 
     def describe_topics(self, topics: object, **_: object) -> dict[str, Future[Any]]:
         numbers = [SimpleNamespace(id=number) for number in range(len(self.broker.logs))]
-        return {TOPIC: _done(SimpleNamespace(topic_id=TOPIC_ID, partitions=numbers))}
+        return {TOPIC: _done(SimpleNamespace(topic_id=TOPIC_ID, partitions=numbers, authorized_operations=None))}
 
     def list_offsets(
         self, wanted: Mapping[TopicPartition, OffsetSpec], **_: object

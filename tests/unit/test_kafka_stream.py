@@ -143,6 +143,24 @@ def test_the_epoch_of_a_position_is_that_of_the_message_before_it():
     assert partition.position_at(third.end_offset) == 9
 
 
+def test_offsets_without_records_are_to_be_committed_once_nothing_is_unsettled():
+    partition = stream(committed=0)
+    assert not partition.is_ahead
+    (chunk,) = partition.chunks([Message(0, b"{}")])
+    partition.note_eof(3)
+    assert not partition.is_ahead, "a message is unsettled"
+    partition.note_saved(chunk.end_offset)
+    assert partition.is_ahead
+    partition.committed = partition.position_at(chunk.end_offset)
+    assert (partition.committed, partition.message_end(chunk.end_offset)) == (3, Position(1))
+    assert not partition.is_ahead
+    partition.note_eof(5)
+    assert partition.is_ahead
+    partition.stopped = "records are missing"
+    assert not partition.is_ahead
+    assert not stream(committed=0, until=3, eof=3).is_ahead, "a range moves its offset itself"
+
+
 def test_an_oversized_value_is_kept_for_its_dead_letter():
     partition = stream(max_record_bytes=3)
     (chunk,) = partition.chunks([Message(0, b"abcdef"), Message(1, b"abc")])
@@ -214,7 +232,7 @@ def test_counts_that_are_too_large_for_a_message_are_halved(monkeypatch: pytest.
 
 def offsets(committed: int | None, **changes: object) -> PartitionOffsets:
     at = PartitionOffsets("t", 0, topic_id="id", low=10, high=20, committed=committed, committed_to="id")
-    return at._replace(**{"is_topic_known": committed is not None, **changes})
+    return at._replace(**{"initial_partitions": None if committed is None else 1, **changes})
 
 
 @each(
@@ -226,8 +244,9 @@ def offsets(committed: int | None, **changes: object) -> PartitionOffsets:
         (offsets(None), "beginning", 10, ""),
         (offsets(None), "end", 20, ""),
         (offsets(None), "stop", 10, "the group has no offset"),
-        (offsets(None, is_topic_known=True), "end", 10, ""),
-        (offsets(None, is_topic_known=True), "stop", 10, ""),
+        (offsets(None, initial_partitions=0), "end", 10, ""),
+        (offsets(None, initial_partitions=1), "end", 20, ""),
+        (offsets(None, initial_partitions=0), "stop", 10, ""),
         (offsets(7), "end", 10, "records 7 to 9 were deleted before they were read"),
         (offsets(21), "end", 20, "the group is at offset 21, and the partition ends at 20"),
         (offsets(15, topic_id="new"), "beginning", 10, "the topic was deleted and recreated"),
@@ -266,6 +285,24 @@ def test_a_position_before_transaction_markers_is_not_a_backlog():
     at = offsets(20, last=Position(19, 1), settled_until=5.0)
     state = _partition_state(at, SETTINGS, 9.0)
     assert (state.offset, state.lag_records, state.delivered_until) == (20, 0, 9.0)
+
+
+@each("start", ["beginning", "end"])
+def test_nothing_is_delivered_before_a_member_has_saved_where_it_begins(start: str):
+    settings = msgspec.structs.replace(SETTINGS, start=start)
+    assert _partition_state(offsets(None), settings, 9.0).delivered_until is None
+    assert _partition_state(offsets(None, low=20), settings, 9.0).delivered_until == 9.0, "it is empty"
+
+
+def test_a_checkpoint_without_records_keeps_the_position():
+    partition = stream(first=5, first_epoch=2)
+    start = partition.read_offset
+    assert (partition.position_at(start), partition.message_end(start)) == (5, Position(5, 2))
+    (chunk,) = partition.chunks([Message(7, b"{}", epoch=3)])
+    assert partition.position_at(start) == 5, "the message is not passed"
+    partition.note_saved(chunk.end_offset)
+    assert (partition.position_at(chunk.end_offset), partition.message_end(start)) == (8, Position(8, 3))
+    assert partition.position_at(start) == 8, "it does not go back"
 
 
 @each(

@@ -239,6 +239,7 @@ class Broker:
         headers: Mapping[str, bytes] | None = None,
         timestamp_ms: int = 0,
         transaction: str = "",
+        is_aborted: bool = False,
     ) -> None:
         """
         Write values; without a partition in turn, or by the keys.
@@ -246,6 +247,7 @@ class Broker:
         Args:
             timestamp_ms: Of all of them; 0 = now.
             transaction: Write them in one of this name, which leaves a record of its own behind them.
+            is_aborted: Abort it.
         """
         properties: dict[str, Any] = {"bootstrap.servers": self.address, "linger.ms": 5}
         producer = Producer(properties | ({"transactional.id": transaction} if transaction else {}))
@@ -267,7 +269,7 @@ class Broker:
                     producer.poll(0.05)
         assert not producer.flush(60)
         if transaction:
-            producer.commit_transaction(30)
+            (producer.abort_transaction if is_aborted else producer.commit_transaction)(30)
 
     def grant(self, *rights: AclBinding) -> None:
         _done(self.admin.create_acls([*rights]))

@@ -166,6 +166,27 @@ def test_a_topic_that_is_made_again_while_it_is_read_is_noticed(
     service.assert_holds_exactly(sample.ids[: 100 + records])
 
 
+def test_a_topic_that_is_made_again_with_fewer_partitions_is_read(
+    group: Group, broker: Broker, service: Service, sample: Sample
+):
+    group.shipper.shortened = group.shipper.shortened | {"shipper.kafka.member._TOPIC_INTERVAL_S": 2.0}
+    group.write(on_gap="continue")
+    running = reads(group, broker, sample)
+    broker.delete(group.topic)
+    broker.create(group.topic, 1)
+    broker.produce(group.topic, values(sample, 100, 150), partition=0)
+    running.wait_until(lambda: service.stored == 150, "the new topic is read")
+    running.wait_for("the partition does not exist any more")
+    running.wait_until(lambda: stopped(running) in ([f"{group.topic}/1"], []), "the other partition is at most stopped")
+    broker.produce(group.topic, values(sample, 150, 160), partition=0)
+    group.finish(running)
+    running = group.member()
+    running.wait_until(lambda: len(partitions(running)) == 1, "a member that is restarted has only the new one")
+    assert not stopped(running)
+    group.finish(running)
+    service.assert_holds_exactly(sample.ids[:160])
+
+
 @pytest.mark.long
 def test_a_topic_that_is_deleted_while_it_is_read_is_told(
     group: Group, broker: Broker, service: Service, sample: Sample

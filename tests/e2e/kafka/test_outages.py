@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Running, Service, wait_until
+from tests.e2e.driver import Running, Service, Shipper, wait_until
 from tests.e2e.fake_service import FakeService, Reply
 from tests.e2e.kafka.broker import Broker, sums
 from tests.e2e.kafka.conftest import Group
@@ -78,6 +79,27 @@ def test_a_member_waits_for_unavailable_brokers(group: Group, broker: Broker, se
     service.assert_holds_exactly(sample.ids[:1000])
     counts = sums(broker.table(group.ledger))
     assert (counts["read"], counts["accepted"]) == (1000, 1000)
+
+
+@pytest.mark.long
+def test_a_member_without_partitions_is_ready_again_after_an_outage(broker: Broker, shipper: Shipper, service: Service):
+    group = Group(broker, shipper, partitions=1)
+    group.create_topics()
+    shipper.shortened = shipper.shortened | {"shipper.kafka.member._TOPIC_INTERVAL_S": 2.0}
+    settings = {"input.kafka.session_timeout_seconds": 45}
+    first = group.member(settings)
+    first.wait_until(lambda: len(partitions(first)) == 1, "it has the partition")
+    standby = group.member(settings)
+    standby.wait_until(
+        lambda: json.loads(shipper.run("status", "--json").stdout)["members"] == 2, "the other one has joined"
+    )
+    broker.stop()
+    for running in (first, standby):
+        running.wait_until(lambda running=running: "broker_unavailable" in _pauses(running), "it reports the outage")
+    broker.start()
+    standby.wait_until(lambda: Admin(standby).get("/readyz").status_code == 200, "it is ready again")
+    assert len(partitions(standby)) == 0
+    assert [running.stop().returncode for running in (standby, first)] == [0, 0]
 
 
 def test_a_transaction_without_an_answer_has_one_outcome(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import UTC, datetime
+
+import pytest
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper
@@ -104,3 +107,36 @@ def test_brokers_that_do_not_answer_are_named_with_the_setting_to_check(group: G
     for command in commands:
         result = shipper.run(*command, check=False)
         assert "Connection refused; check input.kafka.brokers" in result.stdout + result.stderr, (command, result)
+
+
+@pytest.mark.parametrize("kind", ["tombstones", "aborted", "marker"])
+def test_the_offset_passes_an_end_without_records(
+    kind: str, group: Group, broker: Broker, service: Service, shipper: Shipper, sample: Sample
+):
+    group.write(tombstones="skip")
+    running = group.member()
+    broker.produce(group.topic, values(sample, 0, 3), partition=0)
+    running.wait_until(group.is_settled, "the group is at the end")
+    if kind == "tombstones":
+        broker.produce(group.topic, [None] * 5, partition=0)
+    else:
+        records = values(sample, 10, 15) if kind == "aborted" else values(sample, 3, 4)
+        broker.produce(group.topic, records, partition=0, transaction=group.name, is_aborted=kind == "aborted")
+    running.wait_until(group.is_settled, "the offset is at the end", limit_s=10)
+    until = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    time.sleep(2)  # the status is a snapshot
+    before = committed_transactions(running)
+    time.sleep(3)
+    assert committed_transactions(running) == before, "nothing is committed while nothing moves"
+    assert shipper.run("status", "--until", until, check=False).returncode == 0
+    assert running.stop().returncode == 0
+    broker.delete_records(group.topic, 0, broker.ends(group.topic)[0])
+    broker.produce(group.topic, values(sample, 4, 6), partition=0)
+    running = group.member()
+    group.finish(running)
+    assert "deleted before they were read" not in running.stderr
+    service.assert_holds_exactly([*sample.ids[: 4 if kind == "marker" else 3], *sample.ids[4:6]])
+
+
+def committed_transactions(running: Running) -> int:
+    return Admin(running).status()["live"]["group"]["transactions"]["committed"]  # type: ignore[no-any-return]

@@ -117,6 +117,26 @@ def test_a_right_missing_at_startup_is_named(name: str, secure: Group):
         secure.broker.grant(secure.rights[name])
 
 
+def test_a_right_that_is_granted_again_is_noticed_without_a_record(secure: Group, service: Service, sample: Sample):
+    shortened = {"shipper.kafka.member._TOPIC_INTERVAL_S": 2.0}
+    secure.shipper.shortened = secure.shipper.shortened | shortened
+    secure.broker.produce(secure.topic, values(sample, 0, 10))
+    running = secure.member()
+    running.wait_until(secure.is_settled, "the group is at the end")
+    secure.broker.revoke(secure.rights["topic"])
+    try:
+        message = needed(secure, "topic")
+        running.wait_until(lambda: message in pauses(running).get("broker_forbidden", ""), f"{message} is reported")
+        time.sleep(4)
+        assert pauses(running), "two queries later it is still reported"
+    finally:
+        secure.broker.grant(secure.rights["topic"])
+    running.wait_until(lambda: Admin(running).get("/readyz").status_code == 200, "it is ready again", limit_s=20)
+    secure.broker.produce(secure.topic, values(sample, 10, 20))
+    secure.finish(running)
+    service.assert_holds_exactly(sample.ids[:20])
+
+
 @pytest.mark.long
 def test_a_revoked_right_pauses_the_member_until_it_is_granted_again(secure: Group, service: Service, sample: Sample):
     running = secure.member()
