@@ -304,8 +304,9 @@ class Member:
     def _handle_error(self, error: KafkaError, key: Partition, offset: int | None) -> None:
         stream = self.assignment.streams.get(key)
         if error.code() == KafkaError._PARTITION_EOF:
-            if stream is not None and offset is not None and key not in self.assignment.revoked:
-                stream.note_eof(offset)  # after a rebalance the partition is read again
+            is_read_again = key in self.assignment.revoked or (stream is not None and stream.is_waiting)
+            if stream is not None and offset is not None and not is_read_again:
+                stream.note_eof(offset)
         elif error.code() == KafkaError._AUTO_OFFSET_RESET and stream is not None:
             self.assignment.restart(stream, reset=error)
         elif error.code() == KafkaError._MAX_POLL_EXCEEDED:

@@ -234,10 +234,13 @@ def test_a_stopped_member_commits_nothing_once_another_has_its_name(
 def test_no_read_committed_consumer_sees_a_letter_of_an_unfinished_transaction(
     group: Group, broker: Broker, sample: Sample
 ):
+    running = group.member()
+    running.wait_until(lambda: broker.committed(group.name, group.topic) == {0: 0, 1: 0}, "it has saved the start")
+    assert running.stop().returncode == 0
     broker.produce(group.topic, [b"bad", *values(sample, 0, 10)], partition=0)
     group.killed("save.commit")
     wait_until(lambda: broker.read(group.letters, isolation="read_uncommitted"), "a letter was written")
-    assert not broker.committed(group.name, group.topic)  # waits for the transaction to time out
+    assert broker.committed(group.name, group.topic) == {0: 0, 1: 0}  # waits for the transaction to time out
     assert not broker.read(group.letters)
     group.finish(group.member())
     assert len(broker.read(group.letters)) == 1
