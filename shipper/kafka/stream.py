@@ -270,6 +270,8 @@ class KafkaStream(Stream, kw_only=True):
 
     def position_at(self, end_offset: int) -> int:
         """Return the offset to continue from after the line that ends at a virtual byte."""
+        if self.is_waiting:
+            return self.next_offset
         eof = self.eof  # first, as other threads append messages before they change it
         position = max(self.next_offset, self.message_end(end_offset).offset)
         return max(position, eof) if end_offset == self.read_offset else position

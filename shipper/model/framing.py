@@ -39,7 +39,7 @@ _BRACE: Final = ord("{")
 _SIMPLE_OBJECT_BYTES: Final = 2_048  # longer elements are scanned bracket by bracket
 _TOKEN: Final = re.compile(_STRING + rb'|[{}\[\]"]')  # a lone quote opens an unterminated string
 _REST_OF_STRING: Final = re.compile(rb'[^"\\\n]*(?:\\[^\n][^"\\\n]*)*')
-_TORN: Final = re.compile(rb"\\?(?=\n)")  # JSON escapes a newline within a string
+_LINE_END: Final = re.compile(rb"\\?(\n[ \t\r\n]{0,64})")  # within a string, where JSON does not allow a newline
 _BARE: Final = re.compile(rb'[^",\[\]{}\s]*')
 _BLANK: Final = re.compile(rb"[ \t\r\n\0]*")
 _BEFORE_HEADER: Final = re.compile(rb"(?:%b)?(?:[ \t]*\r?\n)*" % codecs.BOM_UTF8)
@@ -315,8 +315,8 @@ class _OpenValue:
     """
     A value, valid JSON or not, whose end is searched; `at` is the position of the search.
 
-    A value whose writer stopped in the middle is torn: it ends at a newline within a string, or before the head of an
-    envelope at the beginning of a line.
+    A value whose writer stopped in the middle is torn: it ends at a newline within a string if an object or array
+    follows, or before the head of an envelope at the beginning of a line.
     """
 
     is_torn = False
@@ -332,11 +332,18 @@ class _OpenValue:
         if self._is_bare:
             self.at = _end_of(_BARE, data, self.at)
             return self.at if self.at < len(data) else None
-        if self._is_in_string:
-            if not self._ends_string(data):
-                return self._torn_end(data)
-            if not self._depth:
-                return self.at
+        while True:
+            if self._is_in_string:
+                if not self._ends_string(data):
+                    return self.at if self.is_torn else None
+                if not self._depth:
+                    return self.at
+            end = self._end_of_brackets(data)
+            if not self._is_in_string:
+                return end
+
+    def _end_of_brackets(self, data: bytes | bytearray) -> int | None:
+        """Search for the last bracket, or for a string that does not end on its line."""
         depth = self._depth
         for token in _TOKEN.finditer(data, self.at):
             mark = token[0]
@@ -352,24 +359,28 @@ class _OpenValue:
             elif mark in b"}]":
                 depth -= 1
             elif mark == b'"':
-                self._depth, self.at = depth, token.end()
-                self._ends_string(data)
-                return self._torn_end(data)
+                self._depth, self.at, self._is_in_string = depth, token.end(), True
+                return None
             if not depth:
                 return token.end()
         self._depth, self.at = depth, len(data)
         return None
 
-    def _torn_end(self, data: bytes | bytearray) -> int | None:
-        torn = _TORN.match(data, self.at)
-        self.is_torn = torn is not None
-        return torn.end() if torn else None
-
     def _ends_string(self, data: bytes | bytearray) -> bool:
-        rest = _end_of(_REST_OF_STRING, data, self.at)
-        self._is_in_string = not data.startswith(b'"', rest)
-        self.at = rest if self._is_in_string else rest + 1
-        return not self._is_in_string
+        """Advance to the end of a string; return False if it is torn or may continue after the data."""
+        while True:
+            self.at = _end_of(_REST_OF_STRING, data, self.at)
+            if data.startswith(b'"', self.at):
+                self.at += 1
+                self._is_in_string = False
+                return True
+            line_end = _LINE_END.match(data, self.at)
+            if line_end is None or line_end.end() == len(data):
+                return False
+            if data.startswith((b"{", b"["), line_end.end()):
+                self.at, self.is_torn = line_end.start(1), True
+                return False
+            self.at = line_end.end()
 
 
 def sniff(head: bytes, *, is_whole: bool, delimiter: str = "", columns: Container[str] = WIRE_COLUMNS) -> Format | None:

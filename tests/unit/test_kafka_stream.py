@@ -405,3 +405,9 @@ def test_headers_that_look_like_those_of_a_letter_are_removed():
     partition.chunks([Message(3, b"x", marks=marks)])
     headers = letter_document(partition, rejection(1, b"x"), 5.0, "g").headers
     assert [name for name, _ in headers if name in {"trace", "shipper.tombstone", "shipper.consumer_id"}] == ["trace"]
+
+
+def test_a_partition_that_waits_for_its_start_begins_there_though_its_end_is_known():
+    partition = stream(first=7, is_waiting=True)
+    partition.note_eof(510)
+    assert partition.position_at(partition.read_offset) == 7
