@@ -9,7 +9,7 @@ is masked.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 from unicodedata import normalize
 
@@ -62,15 +62,16 @@ def quotation(statement: str, authorization: Authorization, body: bytes = b"") -
         title = _TITLE.search(statement)
         statement = title[1] if title else ""
     try:
-        values = [*_values(authorization, body)]
+        events = msgspec.json.decode(body, type=_Body).events if body else []
+        values = [*_values(authorization, events)]
         hidden = {piece for value in values for word in value.split() for piece in (*_pieces(word), *_words(word))}
-        numbers = _impersonal_values(body) if body else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # the values to hide are not known
         return ""
+    numbers = {str(event.get(name)) for event in events for name in _IMPERSONAL_FIELDS}
     shown: list[str] = []
     after_bearer = False
     for word in statement.split():
-        is_plain = _is_plain(word) and (numbers is None or not _core(word).isdecimal() or _core(word) in numbers)
+        is_plain = _is_plain(word) and (not body or not _core(word).isdecimal() or _core(word) in numbers)
         is_shown = not after_bearer and is_plain and hidden.isdisjoint(_pieces(word))
         after_bearer = "bearer" in _pieces(word)
         if not is_shown and shown and shown[-1].startswith(MASK):
@@ -92,21 +93,13 @@ def _is_plain(word: str) -> bool:
     return is_whole and bool(_PLAIN.fullmatch(core)) and (is_one_case or core.isdecimal())
 
 
-def _values(authorization: Authorization, body: bytes) -> Iterator[str]:
+def _values(authorization: Authorization, events: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the values that must not be quoted, even if they consist of ordinary words."""
     yield from authorization
     claims = jwt_claims(authorization.token, dict[str, Any]) or {}
     yield from (str(claims[name]) for name in _CLAIMS if name in claims)
-    if body:
-        for event in msgspec.json.decode(body, type=_Body).events:
-            yield from (
-                text for name, value in event.items() if name not in _IMPERSONAL_FIELDS for text in _texts(value)
-            )
-
-
-def _impersonal_values(body: bytes) -> set[str]:
-    events = msgspec.json.decode(body, type=_Body).events
-    return {str(event.get(name)) for event in events for name in _IMPERSONAL_FIELDS}
+    for event in events:
+        yield from (text for name, value in event.items() if name not in _IMPERSONAL_FIELDS for text in _texts(value))
 
 
 def _texts(value: Any) -> Iterator[str]:

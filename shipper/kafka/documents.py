@@ -12,7 +12,6 @@ from confluent_kafka import (
     Consumer,
     IsolationLevel,
     KafkaException,
-    Message,
     Producer,
     TopicPartition,
 )
@@ -21,7 +20,7 @@ from msgspec import Struct
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import ConnectionErrors, KafkaError, client_properties, consumer_properties, topic_exception
-from shipper.kafka.stream import UNREADABLE_HEADERS, Headers, KafkaStream, Position, Session, explain
+from shipper.kafka.stream import Headers, KafkaStream, Position, Session, explain, headers_of
 from shipper.model.records import Checkpoint, LedgerKey, Rejection
 from shipper.state.affiliates import OTHER, are_identifiers
 from shipper.state.ledger import compress_columns, decode_columns, is_sparse, sum_checkpoints
@@ -342,7 +341,7 @@ def read_documents(settings: KafkaSettings, topic: str, *, is_complete: bool = F
             error = message.error()
             if error is None:
                 key = (message.key() or b"").decode(errors="replace")
-                yield Document(key, message.value(), _headers_of(message))
+                yield Document(key, message.value(), headers_of([message])[0] or ())
             elif error.code() == KafkaError._PARTITION_EOF:
                 number = message.partition() or 0
                 if (message.offset() or 0) >= ends.get(number, 0):
@@ -357,10 +356,3 @@ def _uncommitted_ends(config: dict[str, Any], topic: str, partitions: Iterable[i
     admin = AdminClient(config)  # answers only as long as it exists
     answers = admin.list_offsets(wanted, isolation_level=level, request_timeout=_READ_S)
     return {partition.partition: answer.result(_READ_S).offset for partition, answer in answers.items()}
-
-
-def _headers_of(message: Message) -> Headers:
-    try:
-        return message.headers() or ()  # type: ignore[return-value]
-    except UNREADABLE_HEADERS:
-        return ()

@@ -35,8 +35,6 @@ Headers = Sequence[tuple[str, bytes | None]]
 Partition = tuple[str, int]
 """The name of a topic and the number of a partition."""
 
-UNREADABLE_HEADERS: Final = (SystemError, UnicodeDecodeError)
-"""The errors of the client for headers whose name is not UTF-8."""
 CHUNK_BYTES: Final = 1 << 20
 # Not 0: a byte-order mark at the start of a stream is not part of a record.
 START_OFFSET: Final = 1
@@ -240,7 +238,7 @@ class KafkaStream(Stream, kw_only=True):
             offsets=offsets,
             timestamps=_int64_array(map(_SECOND, map(kind.timestamp, messages))),
             keys=_without_none([*map(kind.key, messages)]),
-            headers=_without_none(_headers(messages)),
+            headers=_without_none(headers_of(messages)),
             values=other_values,
             epochs=(_epoch_of(messages[0]), _epoch_of(messages[-1])),
         )
@@ -335,14 +333,14 @@ def _epoch_of(message: Message) -> int:
     return -1 if epoch is None else epoch
 
 
-def _headers(messages: Sequence[Message]) -> list[Headers | None]:
+def headers_of(messages: Sequence[Message]) -> list[Headers | None]:
     """Return the headers of messages; None if a message has none, or one whose name is not UTF-8."""
     calls, headers = map(type(messages[0]).headers, messages), list[Headers | None]()
     while True:
         try:
             headers.extend(calls)  # type: ignore[arg-type]
             return headers
-        except UNREADABLE_HEADERS:
+        except (SystemError, UnicodeDecodeError):
             headers.append(None)  # `extend` continues with the next message; a second call for this one would crash
 
 

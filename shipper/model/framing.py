@@ -47,8 +47,7 @@ _BEFORE_HEADER: Final = re.compile(rb"(?:%b)?(?:[ \t]*\r?\n)*" % codecs.BOM_UTF8
 _EVENT_TYPE: Final = rb'"EventType"\s*:\s*"%b"' % EVENT_TYPE.encode()
 _HEAD: Final = re.compile(rb'(?:\{\s*(?:%b\s*,\s*)?"events"\s*:\s*)?\[' % _EVENT_TYPE)
 _HEADS: Final = (b'{"EventType":"%b","events":[' % EVENT_TYPE.encode(), b'{"events":[')  # without blanks
-# The same without blanks, and other beginnings of an input; and the feet longer than the bracket of a bare array.
-_BEGINNINGS: Final = (b"[", *_HEADS, codecs.BOM_UTF8)
+# Beginnings of heads, and the feet longer than the bracket of a bare array.
 _HEAD_STARTS: Final = (b'{"EventType"', b'{"events"', *(b"{%c" % blank for blank in b" \t\r\n"))
 _HEAD_START_BYTES: Final = 12
 _FEET: Final = (b"]}", b'],"EventType":"%b"}' % EVENT_TYPE.encode())
@@ -205,7 +204,7 @@ class ElementScan:
         self._is_in_array = is_in_array
         self._is_after_element = False  # and no comma has followed yet
         self.is_torn = False  # the last element
-        self._envelope = b""  # the read part of a head or foot, without blanks
+        self._envelope = b""  # the read part of a byte-order mark or foot, without blanks
         self._is_invalid = False  # neither a head nor a foot
         self._value: _OpenValue | None = None
 
@@ -290,7 +289,7 @@ class ElementScan:
                 if begins and (head := _HEAD.match(data, self._at)):
                     self._at, self._envelope, self._is_in_array = head.end(), b"", True
                     break
-                if data.startswith(b"{", self._at):
+                if data.startswith(b"{", self._at):  # an object, unless it is the beginning of a head
                     if _may_begin_head(data, self._at):
                         return False
                     self._envelope = b""
@@ -300,14 +299,14 @@ class ElementScan:
             byte = bytes(data[self._at : self._at + 1])
             if self._envelope == b"]" and byte not in b",}":
                 self._envelope = b""
-            texts = _FEET if self._envelope.startswith(b"]") else _BEGINNINGS
+            texts = _FEET if self._envelope.startswith(b"]") else (codecs.BOM_UTF8,)
             self._envelope += byte
             self._is_invalid = not any(text.startswith(self._envelope) for text in texts)
             self._at += 1
             if self._is_invalid and (newline := data.rfind(b"\n", self._start, self._at)) >= 0:
                 self._at = newline
             if self._envelope in texts:
-                self._envelope, self._is_in_array = b"", byte == b"["
+                self._envelope = b""
         return self._is_in_array
 
 
