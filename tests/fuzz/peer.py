@@ -162,6 +162,15 @@ class _Bytes(io.BytesIO):
         """Do nothing, because another answer may follow an informational one."""
 
 
+class _Response(http.client.HTTPResponse):
+    """An answer whose chunks may also end with a bare LF, as its lines may (RFC 9112, section 2.2)."""
+
+    def _get_chunk_left(self) -> int | None:
+        if self.chunk_left == 0 and self.fp.readline() in {b"\r\n", b"\n"}:
+            self.chunk_left = None
+        return super()._get_chunk_left()  # type: ignore[misc,no-any-return]
+
+
 def read_with_http_client(script: Script, method: str) -> Answer:
     """
     Parse what was sent with the standard library instead of our parser.
@@ -171,7 +180,7 @@ def read_with_http_client(script: Script, method: str) -> Answer:
     """
     source = _Bytes(b"".join(script.pieces).lstrip(b"\r\n"))  # line ends may precede an answer
     while True:
-        response = http.client.HTTPResponse(source, method=method)  # type: ignore[arg-type]
+        response = _Response(source, method=method)  # type: ignore[arg-type]
         response.begin()
         if response.status == 101 or response.status >= 200:
             break
