@@ -90,6 +90,9 @@ def client_properties(settings: KafkaSettings, *, on_error: OnError | None = Non
     config: dict[str, Any] = {
         # With the default of five minutes, a client may keep using a dead broker for that long.
         "topic.metadata.refresh.interval.ms": 10_000,
+        # A new client waits half of this between learning the brokers' addresses and using them (librdkafka: "sparse
+        # connections"), 50 ms by default; after failures, the time doubles as usual.
+        "reconnect.backoff.ms": 20,
         **{name: str(value).lower() if isinstance(value, bool) else value for name, value in settings.client.items()},
         "bootstrap.servers": ",".join(settings.brokers),
         "client.id": f"shipper-{__version__}",
