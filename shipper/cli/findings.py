@@ -36,6 +36,8 @@ _NAMES_SHOWN: Final = 20
 _SHAPE_CHARACTERS: Final = 60
 _HEAD_BYTES: Final = 1024
 _UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_ARRAY: Final = re.compile(rb'\{\s*"([A-Za-z_]\w*)"\s*:\s*\[\s*\{')
+_TITLE_LINES: Final = 5  # that may precede a header
 _DELIMITERS: Final = (b",", b";", b"\t", b"|")
 _UNREADABLE_RULES: Final = {"json", "encoding", "csv"}
 _BEGINNING: Final = "a mapping to start with; add it to your configuration"
@@ -139,7 +141,7 @@ class Validation:
             file: The file to give advice about if most of its records cannot be parsed or lack the same fields.
         """
         findings = self.findings
-        records_before = findings.records
+        records_before, failed_before = findings.records, findings.failed
         unreadable: Counter[str] = Counter()
         head = b""
         missing: Counter[str] = Counter()
@@ -175,7 +177,8 @@ class Validation:
             findings.advice[name] = _NOT_UTF8
         elif file is not None:
             lacking = [FIELD_OF_RULE[rule] for rule, count in missing.items() if rule in FIELD_OF_RULE and count > half]
-            if advice := self._advice_on(file, lacking, is_unreadable=unreadable.total() > half):
+            is_one = findings.records - records_before == findings.failed - failed_before == 1
+            if advice := self._advice_on(file, lacking, is_unreadable=unreadable.total() > half, is_one=is_one):
                 findings.advice[name] = advice
         elif unreadable.total() > half and (kind := describe_kind(head)):
             findings.advice[name] = kind
@@ -247,13 +250,17 @@ class Validation:
                 if similar := folded.get(column.strip().casefold()):
                     self._similar[column] = similar
 
-    def _advice_on(self, file: Path, lacking: Sequence[str], *, is_unreadable: bool) -> str:
-        """Return what to do about a file most of whose records cannot be parsed or lack the same fields."""
+    def _advice_on(self, file: Path, lacking: Sequence[str], *, is_unreadable: bool, is_one: bool) -> str:
+        """
+        Return what to do about a file most of whose records cannot be parsed or lack the same fields.
+
+        Args:
+            is_one: The whole file was taken for one record, which is invalid.
+        """
         has_mapping = bool(self._settings.records.mapping)
-        kind = ""
-        if is_unreadable:
-            with file.open("rb") as stream:
-                kind = describe_kind(stream.read(_HEAD_BYTES))
+        with file.open("rb") as stream:
+            head = stream.read(_HEAD_BYTES)
+        kind = describe_kind(head) if is_unreadable else _describe_array(head) if is_one else ""
         if kind == CSV:
             than = " than records.mapping has" if has_mapping else ""
             lead = f"it looks like CSV with other column names{than}; {_BEGINNING}"
@@ -317,11 +324,22 @@ def describe_kind(head: bytes) -> str:
         return "it is an HTML page, perhaps an error page, and contains no records"
     if text.startswith(b"<"):
         return "it is XML; records must be JSON, one object per line, or CSV"
+    if wrapped := _describe_array(head):
+        return wrapped
     if text.startswith(b"{") and not text.partition(b"\n")[0].rstrip().endswith(b"}"):
         return "its objects span several lines; write one per line: jq -c ."
-    if not text.startswith((b"{", b"[")) and max(map(text.partition(b"\n")[0].count, _DELIMITERS)) > 1:
-        return CSV
+    if not text.startswith((b"{", b"[")):
+        lines = text.split(b"\n")[:_TITLE_LINES]
+        tables = [max(map(line.count, _DELIMITERS)) > 1 for line in lines]
+        if any(tables):
+            return CSV if tables[0] else "it looks like CSV; delete the lines before the header"
     return ""
+
+
+def _describe_array(head: bytes) -> str:
+    """Describe a file that is one object with an array of records by its first bytes; empty if it is not."""
+    found = _ARRAY.match(head.removeprefix(codecs.BOM_UTF8).lstrip())
+    return f"its records are in an array; write one per line: jq -c '.{found[1].decode()}[]'" if found else ""
 
 
 def shape_of(value: object) -> str:

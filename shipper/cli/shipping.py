@@ -45,6 +45,7 @@ Reload = tuple[Callable[[], Settings], Callable[[Settings], None]]
 
 _REDRAW_S: Final = 0.2
 _QUOTATION: Final = re.compile(r': "[^"]*"(?=\))')  # of the service; too long for a progress bar
+_UNNOTICED: Final = "changes that keep the length of a file are not noticed"
 _NOT_TWICE: Final = (
     "Use another state.directory only for files that no other shipper reads; otherwise they are shipped twice"
 )
@@ -120,7 +121,9 @@ def ship(
         print_summary(summary, reasons, settings, form, topic)
         if read_before and not summary.message and not summary.read and form == "text":
             subject = "it has" if len(read_before) == 1 else "they have"
-            say(f"{_read_before_message(read_before)}, and {subject} nothing new")
+            is_rewritten = any(item.is_rewritten for item in read_before)
+            hint = f"; {_UNNOTICED}: to ship changed records, write them to another file" if is_rewritten else ""
+            say(f"{_read_before_message(read_before)}, and {subject} nothing new{hint}")
     return summary.exit_code(is_one_shot=is_one_shot)
 
 
@@ -330,8 +333,7 @@ def _letters_message(files: Sequence[ReadBefore], letters: int) -> str:
     )
     if any(file.is_rewritten for file in files):
         message += (
-            "; to correct records, edit what shipper dead-letters export writes, and backfill that, as corrections "
-            "that keep the length of a file are not noticed"
+            f"; to correct records, edit what shipper dead-letters export writes, and backfill that, as {_UNNOTICED}"
         )
     return message
 

@@ -399,6 +399,8 @@ class StreamIndex:
             return None
         if stream.stream_id in self._lost:
             self._recover(stream)
+        if stream.path != str(path):
+            self.save_later(stream)
         if is_renamed:
             set_path(stream, str(path))
         stream.path = str(path)

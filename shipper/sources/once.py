@@ -34,7 +34,7 @@ class ReadBefore(NamedTuple):
     path: Path
     stream: Stream
     offset: int
-    is_rewritten: bool = False  # it was written to since, without a change of its length
+    is_rewritten: bool = False  # it was written to since, or replaced, without a change of its length
 
     @property
     def has_grown(self) -> bool:
@@ -99,7 +99,7 @@ class FilesOnce:
         self._unreachable_bytes = await run_sync(
             report_unreachable, self._register, self._index.lost(), self._wall_time()
         )
-        await run_sync(self._mark_gone)
+        await run_sync(self._save_places)
         await self.after_save(())  # files without new data cause no save
         self.is_exhausted = not self.unreadable
 
@@ -153,8 +153,12 @@ class FilesOnce:
                     [stream for stream in self._read_streams if not stream.is_settled], self._wall_time()
                 )
 
-    def _mark_gone(self) -> None:
-        """Mark lost streams as gone, except those that a rotated file such as NAME.1 beside them may continue."""
+    def _save_places(self) -> None:
+        """
+        Save where files were found again, even if nothing new was read from them, and that the others are gone.
+
+        Lost streams that a rotated file such as NAME.1 beside them may continue do not count as gone.
+        """
         names: dict[str, list[str]] = {}
         gone = []
         for stream in self._index.lost():
@@ -167,6 +171,8 @@ class FilesOnce:
             if position == len(names[folder]) or not names[folder][position].startswith(name):
                 gone.append(stream)
         with suppress(StateError):  # the next run tries again
+            if moved := self._index.take_unsaved():
+                self._register.note(moved, self._wall_time())
             mark_gone(self._register, gone, self._wall_time())
 
     # Reading ----------------------------------------------------------------------------------------------------------
@@ -200,7 +206,9 @@ class FilesOnce:
         stream = self._index.at(file_id)
         done_before = self.done_bytes
         if stream is not None and not self._index.needs_reading(stream, status):
-            stream.path = str(path)
+            if stream.path != str(path):  # its folder was renamed
+                stream.path = str(path)
+                self._index.save_later(stream)
             self.read_before.append(ReadBefore(path, stream, stream.checkpoint))
         else:
             with self._index.opening(path, file_id):
@@ -210,7 +218,8 @@ class FilesOnce:
                 stream = reader.stream
                 self._read_streams.append(stream)
                 if reader.offset:
-                    is_rewritten = stream.ended_size == status.st_size and stream.ended_ns != status.st_mtime_ns
+                    is_as_long = status.st_size in {stream.ended_size, reader.offset}
+                    is_rewritten = is_as_long and stream.ended_ns != status.st_mtime_ns
                     self.read_before.append(ReadBefore(path, stream, reader.offset, is_rewritten))
                 if not reader.content.compression:
                     self.done_bytes += reader.offset

@@ -15,12 +15,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import structlog
 from msgspec import Struct
 
 from shipper.model.errors import StateUnwritableError
 from shipper.state.schema import reading
 from shipper.state.sqlite import translate_errors
 from shipper.system.files import sync_directory
+
+log = structlog.get_logger("state")
 
 _ID_BYTES: Final = 16
 _FILES: Final = 8  # the oldest is deleted once the others hold enough
@@ -51,7 +54,7 @@ class AcceptedIds:
         self._file_bytes = _ID_BYTES * max(-(-size // _FILES), _FILE_IDS_MIN)
         self._descriptor: int | None = None
         self._number = 0  # of the open file
-        self._may_have_orphans = True
+        self._may_have_orphans = self._may_have_gaps = True
 
     def append(self, ids: bytes, now_s: float) -> None:
         """Add ids within the transaction that saves their checkpoints."""
@@ -59,8 +62,9 @@ class AcceptedIds:
             self._may_have_orphans = True
         if not self._size or not ids:
             return
-        row = self._db.execute("SELECT number, bytes FROM accepted_ids ORDER BY number DESC LIMIT 1").fetchone()
         try:
+            self._give_up_lost()
+            row = self._db.execute("SELECT number, bytes FROM accepted_ids ORDER BY number DESC LIMIT 1").fetchone()
             number, start = row if row and row[1] < self._file_bytes and self._open(*row) else self._create(now_s)
             assert self._descriptor is not None
             written = 0
@@ -76,6 +80,15 @@ class AcceptedIds:
         self._db.execute("UPDATE accepted_ids SET bytes = ? WHERE number = ?", (start + len(ids), number))
         if self._db.execute(_PRUNE, (_ID_BYTES * self._size,)).rowcount:
             self._may_have_orphans = True
+
+    def _give_up_lost(self) -> None:
+        """Adapt the lengths in the database to files that are gone or too short, once per process."""
+        if self._may_have_gaps:
+            rows = self._db.execute("SELECT number, bytes FROM accepted_ids").fetchall()
+            stored = [(_stored_bytes(self._directory, number, length), number) for number, length in rows]
+            self._db.executemany("UPDATE accepted_ids SET bytes = ? WHERE number = ?", stored)
+            self._db.execute("DELETE FROM accepted_ids WHERE bytes = 0")
+            self._may_have_gaps = False
 
     def _open(self, number: int, size: int) -> bool:
         """Open a file unless it is open; return whether it exists and has its committed size."""
@@ -126,22 +139,44 @@ DELETE FROM accepted_ids WHERE number IN (
 
 
 def read_accepted_ids(directory: Path, size: int) -> Iterator[bytes]:
-    """Yield the newest `size` ids in large pieces, oldest first; missing data is skipped."""
+    """Yield the newest `size` ids in large pieces, oldest first; log a warning if some are missing."""
     if not size:
         return
     with reading(directory) as db:
         rows = db.execute("SELECT number, bytes FROM accepted_ids ORDER BY number").fetchall()
     skipped = max(0, sum(length for _, length in rows) - _ID_BYTES * size)
+    folder, lost = directory / "accepted_ids", 0
     for number, length in rows:
         start, skipped = min(skipped, length), max(0, skipped - length)
-        if length > start and (ids := _read(directory / "accepted_ids" / str(number), start, length)):
+        ids = _read(folder / str(number), start, length) if length > start else b""
+        lost += length - start - len(ids)
+        if ids:
             yield ids
+    if lost:
+        log.warning(
+            "accepted_ids_lost",
+            path=str(folder),
+            count=lost // _ID_BYTES,
+            message="records with these EventIds are no longer recognised as duplicates: if they are read again, they "
+            "are sent again, and the ledger counts them again",
+        )
 
 
-def window_of(db: sqlite3.Connection) -> Window:
-    """Read the number of remembered ids and the age of the oldest."""
-    size, since = db.execute("SELECT coalesce(sum(bytes), 0), min(first_at) FROM accepted_ids").fetchone()
-    return Window(size // _ID_BYTES, since)
+def window_of(db: sqlite3.Connection, directory: Path) -> Window:
+    """Read the number of remembered ids whose files exist, and the age of the oldest."""
+    rows = db.execute("SELECT number, bytes, first_at FROM accepted_ids").fetchall()
+    with translate_errors(directory / "state.db"):
+        stored = [(_stored_bytes(directory / "accepted_ids", number, length), at) for number, length, at in rows]
+    return Window(sum(size for size, _ in stored) // _ID_BYTES, min((at for size, at in stored if size), default=None))
+
+
+def _stored_bytes(folder: Path, number: int, length: int) -> int:
+    """Return how many of the committed bytes of a file exist, in whole ids."""
+    try:
+        status = os.lstat(folder / str(number))
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    return min(length, status.st_size) // _ID_BYTES * _ID_BYTES if stat.S_ISREG(status.st_mode) else 0
 
 
 def _open(path: Path, flags: int) -> int | None:

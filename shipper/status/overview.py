@@ -225,7 +225,7 @@ def read_overview(directory: Path, at: float = 0.0, files: Iterable[InputFile] =
             dead_letters=letter_counts(db),
             letters_without_record=db.execute("SELECT count(*) FROM dead_letters WHERE length(raw) = 0").fetchone()[0],
             newest_dead_letters=_newest_letters(db, directory / "state.db"),
-            dedupe_window=window_of(db),
+            dedupe_window=window_of(db, directory),
             unreachable=[UnreachableInput(*row) for row in gone],
         )
 

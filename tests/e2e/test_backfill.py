@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import shutil
 import signal
 from collections import Counter
 from pathlib import Path
 from random import Random
+
+import pytest
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper, changed, event_id
@@ -275,6 +279,49 @@ def test_a_correction_that_keeps_the_length_of_a_file_is_referred_to_the_export(
     result = shipper.backfill(file)
     assert result.summary
     assert "edit what shipper dead-letters export writes, and backfill that" in result.summary["message"]
+
+
+@pytest.mark.parametrize("how", ["in place", "by a new file"])
+def test_a_change_that_keeps_the_length_of_a_file_is_not_reported_as_nothing_new(
+    shipper: Shipper, service: Service, sample: Sample, how: str
+):
+    file = shipper.folder / "a.ndjson"
+    file.write_bytes(b"".join(sample.lines[:100]))
+    assert shipper.backfill(file).returncode == 0
+    data = file.read_bytes().replace(sample.lines[50], sample.lines[50].replace(b"Verified", b"verified"))
+    if how == "by a new file":
+        file.rename(shipper.folder / "old")
+        (shipper.folder / "old").unlink()
+    file.write_bytes(data)
+    result = shipper.run("backfill", file)
+    assert (
+        f"{file} was read to its end before, and it has nothing new; changes that keep the length of a file are not "
+        "noticed: to ship changed records, write them to another file"
+    ) in result.stderr
+    assert shipper.run("backfill", file).returncode == 0
+
+
+@pytest.mark.parametrize("how", ["copied, as to another machine", "renamed", "renamed and touched"])
+def test_a_settled_file_whose_folder_is_elsewhere_is_delivered_once_a_backfill_has_found_it(
+    shipper: Shipper, service: Service, sample: Sample, how: str
+):
+    before, after = shipper.folder / "before", shipper.folder / "after"
+    before.mkdir()
+    (before / "a.ndjson").write_bytes(b"".join(sample.lines[:100]))
+    assert shipper.backfill("before/a.ndjson").returncode == 0
+    if how.startswith("copied"):
+        shutil.copytree(before, after)
+        shutil.rmtree(before)
+    else:
+        before.rename(after)
+    if how == "renamed and touched":
+        os.utime(after / "a.ndjson", (1e9, 1e9))
+    assert shipper.run("status", "--until", "now").returncode == 4, "nobody has looked for it"
+    result = shipper.backfill("after/a.ndjson")
+    assert (result.returncode, result.counts()) == (0, (0, 0, 0, 0, 0))
+    result = shipper.run("status", "--until", "now")
+    assert (result.returncode, result.stdout[:4]) == (0, "yes:"), result.stdout
+    assert "/before/" not in shipper.run("status").stdout
 
 
 def test_a_single_dead_letter_of_an_earlier_run_is_mentioned_in_the_singular(shipper: Shipper, sample: Sample):

@@ -132,9 +132,13 @@ def test_a_run_works_without_id_files_that_are_missing_or_invalid(shipper: Shipp
         for path in folder.iterdir():
             path.unlink()
             harm(path)
+        assert "dedupe window: 10 EventIds" not in shipper.run("status").stdout
         result = shipper.pipe(data)
         assert (result.returncode, result.counts()) == (0, (10, 10, 0, 0, 0))
-        assert shipper.pipe(data).counts() == (10, 0, 0, 10, 0)
+        assert "accepted_ids_lost" in result.stderr
+        result = shipper.pipe(data)
+        assert result.counts() == (10, 0, 0, 10, 0)
+        assert "accepted_ids_lost" not in result.stderr, "it is said once"
         for path in folder.iterdir():
             path.unlink()
 

@@ -69,7 +69,12 @@ def test_an_export_with_other_column_names_is_shipped_with_the_suggested_mapping
         ("{}\n".encode("utf-16"), "it is UTF-16"),
         (b"<!DOCTYPE html>\n<html>\n", "it is an HTML page"),
         (b'{\n "IP": "192.0.2.1"\n}\n', "its objects span several lines"),
+        (b'{"data":[{"IP":"192.0.2.1"}]}', "its records are in an array; write one per line: jq -c '.data[]'"),
+        (b'{"data":[' + b'{"IP":"192.0.2.1"},' * 20_000 + b"{}]}", "jq -c '.data[]'"),
+        (b'{\n "data": [\n  {\n   "IP": "192.0.2.1"\n  }\n ]\n}\n', "one per line: jq -c '.data[]'"),
         (b"1,2,3\n4,5,6\n", "is the first row a header?"),
+        (b"sep=,\nEventId,IP,BTag\n1,2,3\n", "delete the lines before the header"),
+        (b"Players of May\n\nEventId;IP;BTag\n1;2;3\n", "delete the lines before the header"),
     ],
 )
 def test_a_file_without_records_is_described(shipper: Shipper, data: bytes, words: str):

@@ -405,12 +405,12 @@ def test_a_month_that_has_not_begun_is_not_judged_and_its_reports_are_not_fetche
     assert (table.returncode, table.stderr) == (4, "")
     assert (
         "Verdict: not yet judged. No day can be judged yet. Not yet judged: 2999-12-01 to 2999-12-31 (not "
-        "begun). Run it again on 3000-01-02 or later."
+        "begun). Run it again on 3000-01-03 or later."
     ) in " ".join(table.stdout.split())
     assert "agree" not in table.stdout
     code, found = scenario.judged("--split", split, days=("2999-12",))
     assert (code, found["verdict"], found["judged"]) == (4, "not yet judged", [])
-    assert found["run_again_on"] == "3000-01-02"
+    assert found["run_again_on"] == "3000-01-03"
     assert not scenario.asked
 
 
@@ -421,7 +421,7 @@ def test_an_unfinished_month_does_not_agree_yet(scenario: Scenario, split: str):
     scenario.accept(30, f"{old}T12", A)
     scenario.figures = {str(old): {(11, A): 30}}
     code, found = scenario.judged("--split", split, days=(str(first), str(last)))
-    assert (code, found["verdict"], found["run_again_on"]) == (4, "not yet judged", str(last + timedelta(days=2)))
+    assert (code, found["verdict"], found["run_again_on"]) == (4, "not yet judged", str(last + timedelta(days=3)))
     not_yet = [(each["start"], each["end"], each["reason"]) for each in found["not_yet_judged"]]
     if split == "none":
         assert (found["judged"], not_yet) == ([], [(str(first), str(last), "not over")])

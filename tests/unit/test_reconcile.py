@@ -314,14 +314,15 @@ def test_an_earlier_report_without_the_source_explains_nothing():
 def test_a_period_that_is_not_settled_is_provisional(rng: Random):
     accepted = ledger(rng)
     received = without(accepted, rng, 5, LAST)
-    for ago, status in ((0, "provisional"), (1, "provisional"), (2, "unexplained")):
-        found = compare(accepted, reports(received), today=LAST + timedelta(days=ago))
+    cases = [(settle_days, ago) for settle_days in (0, 1, 2, 5) for ago in range(8)]
+    for settle_days, ago in cases:  # a day ends where the next one begins
+        today = LAST + timedelta(days=ago)
+        status = "unexplained" if ago - 1 >= settle_days else "provisional"
+        found = compare(accepted, reports(received), today=today, settle_days=settle_days)
         assert {row.status for row in differing(found)} == {status}
         assert found.verdict == ("not yet judged" if status == "provisional" else "differences")
-    over = LAST + timedelta(days=1)
-    assert compare(accepted, reports(received), today=over, settle_days=0).verdict == "differences"
-    found = compare(accepted, reports(received), today=LAST, settle_days=0)
-    assert (found.verdict, found.judgeable_on) == ("not yet judged", over)
+        retry = None if status == "unexplained" else LAST + timedelta(days=settle_days + 1)
+        assert found.judgeable_on == retry
     adjusted = reports(accepted, adjustments={(DateRange(LAST, LAST), Pair(11, 50121)): -3})
     (row,) = differing(compare(accepted, adjusted, today=LAST))
     assert (row.status, row.explanations) == ("provisional", ())
@@ -341,7 +342,7 @@ def test_days_without_a_verdict_are_listed_with_the_reason_and_the_day_to_retry(
         f"Total 2026-10-01 to 2026-10-08: accepted {whole:,}, reported {whole - 5:,}, difference -5.",
         f"Judged 2026-10-01 to 2026-10-06: accepted {judged:,}, reported {judged:,}, difference 0.",
         "Not yet judged: 2026-10-07 (ended less than 2 days ago), 2026-10-08 (not over), 2026-10-09 to 2026-10-31 (not "
-        "begun). Run it again on 2026-11-02 or later.",
+        "begun). Run it again on 2026-11-03 or later.",
     ]
     over = compare(accepted, reports(accepted), today=LAST + timedelta(days=1))
     assert over.verdict == "agree", "a day that is over and has no difference is not left open"

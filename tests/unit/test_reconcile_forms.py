@@ -276,7 +276,7 @@ def test_future_days_are_one_line_in_every_form():
     assert (row["verdict"], row["timezone"]) == ("not yet judged", "UTC")
     read = as_json(result)
     assert read["not_yet_judged"] == [{"start": "2026-10-09", "end": "2026-10-11", "reason": "not begun"}]
-    assert (read["judged"], read["run_again_on"], read["periods"]) == ([], "2026-10-13", {"compared": 0, "asked": 0})
+    assert (read["judged"], read["run_again_on"], read["periods"]) == ([], "2026-10-14", {"compared": 0, "asked": 0})
     table, page = " ".join(as_table(result, width=80).split()), text_of(as_page(result))
     for text, days in ((table, "2026-10-09 to 2026-10-11"), (page, "9\N{EN DASH}11 October 2026")):
         assert f"Verdict: not yet judged. No day can be judged yet. Not yet judged: {days} (not begun). Run" in text

@@ -33,8 +33,8 @@ ZERO: Final = Decimal(0)
 
 
 def days_to_settle(settle_days: int) -> int:
-    """Return how many days later a day can be judged; at least one, as it must be over."""
-    return max(1, settle_days)
+    """Return how many days later a day can be judged: one until it has ended, and those that it stays provisional."""
+    return 1 + settle_days
 
 
 class Pair(NamedTuple):
