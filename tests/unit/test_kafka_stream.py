@@ -231,7 +231,7 @@ def test_counts_that_are_too_large_for_a_message_are_halved(monkeypatch: pytest.
 
 
 def offsets(committed: int | None, **changes: object) -> PartitionOffsets:
-    at = PartitionOffsets("t", 0, topic_id="id", low=10, high=20, committed=committed, committed_to="id")
+    at = PartitionOffsets("t", 0, topic_id="id", low=10, high=20, end=20, committed=committed, committed_to="id")
     return at._replace(**{"initial_partitions": None if committed is None else 1, **changes})
 
 

@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 
-from confluent_kafka import Producer
-
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import SHIPPER, Service, Shipper, changed
 from tests.e2e.fake_service import HANG, FakeService, Reply
@@ -180,14 +178,7 @@ def test_a_purge_during_a_replay_is_not_undone(group: Group, broker: Broker, fak
 
 
 def test_a_purge_sees_letters_behind_an_open_transaction(group: Group, broker: Broker, sample: Sample):
-    producer = Producer(
-        {"bootstrap.servers": broker.address, "transactional.id": "open", "transaction.timeout.ms": 4000}
-    )
-    producer.init_transactions(30)
-    producer.begin_transaction()
-    for partition in (0, 1):
-        producer.produce(group.letters, b"x", key="k", partition=partition)
-    assert not producer.flush(30)
+    broker.begin(group.letters, b"x", timeout_ms=4000)
     broker.produce(group.topic, [b"bad"])
     group.finish(group.member())
     purged = group.shipper.run("dead-letters", "purge", "--all", "--yes", check=False)
