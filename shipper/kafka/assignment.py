@@ -309,7 +309,7 @@ class Assignment:
         The ledger is read before the offsets. So if it contains a topic without offsets, they have expired, and another
         member has not begun to read it just now.
         """
-        saved = ledger_offsets(self.settings)
+        saved, topics = ledger_offsets(self.settings)
         topic_ids = {topic_id for topic_id, _ in saved}
         offsets = self._read_offsets(keys, may_be_missing=may_be_missing)
 
@@ -317,6 +317,8 @@ class Assignment:
             if partition.initial_partitions is None and partition.topic_id in topic_ids:
                 first_unknown = next(number for number in count() if (partition.topic_id, number) not in saved)
                 partition = partition._replace(initial_partitions=first_unknown)
+            elif partition.initial_partitions is None and partition.topic in topics:  # the topic was recreated
+                partition = partition._replace(initial_partitions=0)
             if partition.committed is not None:
                 return partition
             first = None if self._ranges is None else self._range(partition).start

@@ -298,23 +298,35 @@ def parse_row(document: Document) -> Row | None:
         return None
 
 
-def ledger_offsets(settings: KafkaSettings) -> dict[tuple[str, int], int]:
+class LedgerOffsets(NamedTuple):
     """
-    Read the settled offsets of the group from its ledger, which does not expire, unlike committed offsets.
+    What the group has settled according to its ledger, which does not expire, unlike committed offsets.
 
-    Returns:
-        Offsets by topic id and partition number.
+    Attributes:
+        settled: Offsets by topic id and partition number.
+        topics: Names of all topics that the group has begun to read; one may have been recreated since.
+    """
+
+    settled: dict[tuple[str, int], int]
+    topics: set[str]
+
+
+def ledger_offsets(settings: KafkaSettings) -> LedgerOffsets:
+    """
+    Read the settled offsets of the group from its ledger.
+
     Raises:
         KafkaException, TimeoutError: As for `read_table`.
     """
-    offsets: dict[tuple[str, int], int] = {}
+    found = LedgerOffsets({}, set())
     for document in read_table(settings, settings.ledger):
         row = parse_row(document)
         if row and row.totals and row.totals.group == settings.group_id and row.totals.offset is not None:
             topic_id, _, partition = row.partition.rpartition("/")
             key = topic_id, int(partition)
-            offsets[key] = max(row.totals.offset, offsets.get(key, 0))
-    return offsets
+            found.settled[key] = max(row.totals.offset, found.settled.get(key, 0))
+            found.topics.add(row.totals.topic)
+    return found
 
 
 # Topics ---------------------------------------------------------------------------------------------------------------

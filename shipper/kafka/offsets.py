@@ -203,18 +203,18 @@ class Start(NamedTuple):
 def start_of(offsets: PartitionOffsets, settings: KafkaSettings) -> Start:
     """Decide where reading begins; unread records are never skipped silently."""
     where, committed = f"{offsets.topic}/{offsets.partition}", offsets.committed
-    beginning = offsets.high if settings.start == "end" else offsets.low
     if committed is None:
-        # `start` applies only to the first start of a group; partitions added later begin at their beginning.
+        # `start` applies only to the first start of a group; partitions added later, and those of a recreated topic,
+        # begin at their beginning.
         if settings.start == "stop" and not offsets.is_added:
             return Start(
                 offsets.low, f'{where}: the group has no offset, and input.kafka.start is "stop"', is_stopped=True
             )
-        return Start(offsets.low if offsets.is_added else beginning)
+        return Start(offsets.high if settings.start == "end" and not offsets.is_added else offsets.low)
     last = offsets.last if offsets.last and offsets.last.offset >= offsets.low else Position(committed)
     if offsets.committed_to not in {"", offsets.topic_id}:
         position = f"the group was at offset {committed:,} of the old topic"
-        start = Start(beginning, f"{where}: the topic was deleted and recreated: {position}")
+        start = Start(offsets.low, f"{where}: the topic was deleted and recreated: {position}")
     elif committed < offsets.low:
         gap = f"records {committed:,} to {offsets.low - 1:,} were deleted before they were read (retention)"
         start = Start(offsets.low, f"{where}: {gap}", offsets.low - committed)
