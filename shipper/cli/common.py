@@ -158,9 +158,9 @@ def state_on_disk(settings: Settings, *, is_writer: bool = False) -> Iterator[tu
 
     with TemporaryDirectory(prefix="shipper-view-") as name:
         view = GroupView(kafka, Path(name), max_record_bytes=settings.input.max_record_bytes if is_writer else None)
-        for group, count in view.skipped.items():
-            letters = several(count, "dead letter") + f" of group {group}" if group else several(count, "other message")
-            say(f"the topic {kafka.letters} also contains {letters}: skipped")
+        for (topic, group), count in view.skipped.items():
+            messages = several(count, "message") + f" of group {group}" if group else several(count, "other message")
+            say(f"the topic {topic} also contains {messages}: skipped")
         state = replace(settings.state, directory=Path(name))
         yield replace(settings, input=replace(settings.input, kafka=None), state=state), view
 

@@ -210,6 +210,11 @@ class KafkaSettings(Section, frozen=True):
                 raise ConfigError("must have at least one entry, and no empty ones", key=key)
         if pattern := next((topic for topic in self.topics if not _TOPIC.fullmatch(topic)), ""):
             raise ConfigError(f"{pattern!r} is not the name of a topic; patterns are not supported", key="topics")
+        for key, topic in (("dead_letter_topic", self.letters), ("ledger_topic", self.ledger)):
+            if topic in self.topics:
+                raise ConfigError(f"{topic} would be read and written; choose another topic for one of them", key=key)
+        if self.letters == self.ledger:
+            raise ConfigError("is the topic of the dead letters; choose another one", key="ledger_topic")
         self._check_security()
         if self.group_protocol == "consumer" and self.session_timeout_seconds:
             raise ConfigError(

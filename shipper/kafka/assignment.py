@@ -309,7 +309,7 @@ class Assignment:
         The ledger is read before the offsets. So if it contains a topic without offsets, they have expired, and another
         member has not begun to read it just now.
         """
-        saved = ledger_offsets(self.settings)
+        saved, topics = ledger_offsets(self.settings)
         topic_ids = {topic_id for topic_id, _ in saved}
         offsets = self._read_offsets(keys, may_be_missing=may_be_missing)
 
@@ -317,6 +317,8 @@ class Assignment:
             if partition.initial_partitions is None and partition.topic_id in topic_ids:
                 first_unknown = next(number for number in count() if (partition.topic_id, number) not in saved)
                 partition = partition._replace(initial_partitions=first_unknown)
+            elif partition.initial_partitions is None and partition.topic in topics:  # the topic was recreated
+                partition = partition._replace(initial_partitions=0)
             if partition.committed is not None:
                 return partition
             first = None if self._ranges is None else self._range(partition).start
@@ -338,7 +340,7 @@ class Assignment:
             topic_id=offsets.topic_id,
             first=start.offset,
             first_epoch=start.epoch,
-            end=offsets.high,
+            end=offsets.end,
             committed=offsets.committed if is_saved else None,
             is_waiting=not is_saved and not start.is_stopped,
             initial_partitions=offsets.partitions if offsets.initial_partitions is None else offsets.initial_partitions,
@@ -351,7 +353,7 @@ class Assignment:
         if not start.gap:
             stream.settled_until, stream.saved_mistakes = offsets.settled_until, dict(offsets.mistakes or {})
             stream.mistakes = stream.saved_mistakes
-            stream.note_end(offsets.high, self._offsets_read_at)
+            stream.note_end(offsets.end, self._offsets_read_at)
         if start.is_stopped:
             log.error("partition_stopped", message=start.gap)
         elif start.gap:
@@ -394,7 +396,7 @@ def _missing(key: Partition) -> tuple[PartitionOffsets, Start]:
         f"{key[0]}/{key[1]}: the partition does not exist any more: the topic was recreated with fewer partitions. To "
         "continue without it, restart this member"
     )
-    return PartitionOffsets(*key, topic_id="", low=0, high=0), Start(0, gap, is_stopped=True)
+    return PartitionOffsets(*key, topic_id="", low=0, high=0, end=0), Start(0, gap, is_stopped=True)
 
 
 def _start_of(stream: KafkaStream) -> TopicPartition:

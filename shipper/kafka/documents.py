@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Final, NamedTuple
@@ -23,7 +25,7 @@ from shipper.kafka.client import ConnectionErrors, KafkaError, client_properties
 from shipper.kafka.stream import Headers, KafkaStream, Position, Session, explain, headers_of
 from shipper.model.records import Checkpoint, LedgerKey, Rejection
 from shipper.state.affiliates import OTHER, are_identifiers
-from shipper.state.ledger import compress_columns, decode_columns, is_sparse, sum_checkpoints
+from shipper.state.ledger import Columns, compress_columns, decode_columns, is_sparse, sum_checkpoints, unpack
 from shipper.state.letters import DeadLetter, consumer_id_of
 
 VERSION: Final = 1
@@ -31,6 +33,11 @@ PART: Final = "part-"
 """Key prefix (of the last segment) of a document with many counts whose keys rarely recur; see `state.ledger`."""
 TOTALS: Final = "totals"
 """The last segment of the key of a `TotalsRow`."""
+_is_row: Final = re.compile(
+    r"((.+/\d{1,9})/[\w-]+)"
+    rf"/(?:{TOTALS}|{PART}\d+|(\d{{4}}-\d\d-\d\dT\d\d)/(-?\d{{1,19}})/([^/]*)/(\d*))",
+    re.ASCII,
+).fullmatch
 _PART_BYTES: Final = 500_000  # brokers accept a megabyte
 _READ_S: Final = 15.0
 _LETTER_FIELDS: Final = {
@@ -90,6 +97,27 @@ class TotalsRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: int
     group: str = ""
     offset: int | None = None
+
+
+class Row(NamedTuple):
+    """
+    A document of the ledger.
+
+    Attributes:
+        session: TOPIC-ID/PARTITION/SESSION.
+        partition: TOPIC-ID/PARTITION.
+        totals: None if the document contains counts by key, in `columns`.
+    """
+
+    session: str
+    partition: str
+    totals: TotalsRow | None
+    columns: Columns
+
+
+class _Counts(Struct, frozen=True):
+    accepted: int
+    duplicates: int
 
 
 def read_metadata(text: str | None) -> Metadata | None:
@@ -252,24 +280,53 @@ def totals_row(
     return Document(f"{prefix}/{TOTALS}", msgspec.json.encode(row))
 
 
-def ledger_offsets(settings: KafkaSettings) -> dict[tuple[str, int], int]:
-    """
-    Read the settled offsets of the group from its ledger, which does not expire, unlike committed offsets.
+def parse_row(document: Document) -> Row | None:
+    """Parse a document of the ledger; return None if shipper did not write it."""
+    match, value = _is_row(document.key), document.value or b""
+    if match is None:
+        return None
+    session, partition, hour, brand, affiliate, media = match.groups()
+    try:
+        if hour is not None:
+            counts = msgspec.json.decode(value, type=_Counts)
+            columns: Columns = ([hour], [int(brand)], [affiliate], [media], [counts.accepted], [counts.duplicates])
+            return Row(session, partition, None, columns)
+        if document.key.endswith(f"/{TOTALS}"):
+            return Row(session, partition, msgspec.json.decode(value, type=TotalsRow), ())
+        return Row(session, partition, None, unpack(value))
+    except (msgspec.DecodeError, sqlite3.DatabaseError):
+        return None
 
-    Returns:
-        Offsets by topic id and partition number.
+
+class LedgerOffsets(NamedTuple):
+    """
+    What the group has settled according to its ledger, which does not expire, unlike committed offsets.
+
+    Attributes:
+        settled: Offsets by topic id and partition number.
+        topics: Names of all topics that the group has begun to read; one may have been recreated since.
+    """
+
+    settled: dict[tuple[str, int], int]
+    topics: set[str]
+
+
+def ledger_offsets(settings: KafkaSettings) -> LedgerOffsets:
+    """
+    Read the settled offsets of the group from its ledger.
+
     Raises:
         KafkaException, TimeoutError: As for `read_table`.
     """
-    offsets: dict[tuple[str, int], int] = {}
+    found = LedgerOffsets({}, set())
     for document in read_table(settings, settings.ledger):
-        if document.key.endswith(f"/{TOTALS}"):
-            topic_id, partition, *_ = document.key.rsplit("/", 3)  # from the right: a topic's id may contain a slash
-            row = msgspec.json.decode(document.value or b"", type=TotalsRow)
-            if row.group == settings.group_id and row.offset is not None:
-                key = topic_id, int(partition)
-                offsets[key] = max(row.offset, offsets.get(key, 0))
-    return offsets
+        row = parse_row(document)
+        if row and row.totals and row.totals.group == settings.group_id and row.totals.offset is not None:
+            topic_id, _, partition = row.partition.rpartition("/")
+            key = topic_id, int(partition)
+            found.settled[key] = max(row.totals.offset, found.settled.get(key, 0))
+            found.topics.add(row.totals.topic)
+    return found
 
 
 # Topics ---------------------------------------------------------------------------------------------------------------

@@ -339,7 +339,7 @@ class Member:
         if now >= self._ends_queried_at + _END_INTERVAL_S and self.assignment.streams:
             self._ends_queried_at, at = now, self._wall_time()
             wanted = {TopicPartition(*key): OffsetSpec.latest() for key in self.assignment.streams}
-            level = IsolationLevel.READ_COMMITTED
+            level = IsolationLevel.READ_UNCOMMITTED  # records behind an open transaction are not settled either
             for partition, end in self.admin.list_offsets(
                 wanted, isolation_level=level, request_timeout=_CALL_S
             ).items():

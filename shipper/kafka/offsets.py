@@ -8,6 +8,7 @@ from contextlib import closing
 from hashlib import sha256
 from typing import Any, Final, NamedTuple, final
 
+import structlog
 from confluent_kafka import Consumer, ConsumerGroupState, IsolationLevel, TopicCollection, TopicPartition
 from confluent_kafka import KafkaException as KafkaException
 from confluent_kafka.admin import AdminClient, MemberDescription, OffsetSpec
@@ -29,12 +30,15 @@ from shipper.kafka.stream import Partition, Position
 from shipper.model.errors import SourceError
 from shipper.model.group import PartitionState
 
+log = structlog.get_logger("kafka")
+
 SCHEME: Final = "kafka://"
 _TOPIC: Final = re.compile(r"[\w.-]+", re.ASCII)
 _PARTITION: Final = re.compile(r"\d{1,9}", re.ASCII)
 _OFFSETS: Final = re.compile(r"(\d{1,18})-(\d{1,18})", re.ASCII)
 _FORMS: Final = f"{SCHEME}TOPIC, {SCHEME}TOPIC/PARTITION or {SCHEME}TOPIC/PARTITION:START-END"
 _DIVERGED_AT: Final = re.compile(r"broker end offset is (-?\d+)")
+_HIDDEN: Final = "the last records are in or behind a producer's open transaction, and can be read once it has ended"
 _CALL_S: Final = 15.0
 
 
@@ -47,7 +51,8 @@ class PartitionOffsets(NamedTuple):
 
     Attributes:
         topic_id: The id of the topic that has the name now.
-        low, high: Its first offset, and the one after its last record.
+        low, high: Its first offset, and the one after its last record outside open transactions.
+        end: The one after its last record, also in or behind an open transaction, which hides it from members.
         committed: The offset of the group, or None.
         committed_to: The topic id that the committed offset belongs to; empty if shipper did not commit it.
         settled_until: Everything that was in the partition at this time is settled; None = unknown.
@@ -63,6 +68,7 @@ class PartitionOffsets(NamedTuple):
     topic_id: str
     low: int
     high: int
+    end: int
     committed: int | None = None
     committed_to: str = ""
     settled_until: float | None = None
@@ -117,9 +123,8 @@ def read_offsets(
     for (name, _), known in metadata.items():
         number = known.initial_partitions if known else 0
         initial_partitions[name] = min(number, initial_partitions.get(name, number))
-    lows, highs = (
-        offsets_at(admin, partitions, spec, limit_s) for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
-    )
+    lows, ends = (offsets_at(admin, partitions, spec, limit_s) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
+    highs = offsets_at(admin, partitions, OffsetSpec.latest(), limit_s, IsolationLevel.READ_COMMITTED)
     offsets = {}
     for key, position in committed.items():
         topic, known = topics_by_name[key[0]], metadata.get(key)
@@ -128,6 +133,7 @@ def read_offsets(
             topic_id=str(topic.topic_id),
             low=lows[key],
             high=highs[key],
+            end=max(ends[key], highs[key]),
             committed=position.offset if position.offset >= 0 else None,
             committed_to=known.topic_id if known else "",
             settled_until=known.settled_until if known else None,
@@ -159,11 +165,14 @@ def committed_offsets(
 
 
 def offsets_at(
-    admin: AdminClient, partitions: Iterable[TopicPartition], spec: Any, limit_s: float
+    admin: AdminClient,
+    partitions: Iterable[TopicPartition],
+    spec: Any,
+    limit_s: float,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> dict[Partition, int]:
-    """Query the offsets of an `OffsetSpec`, -1 = none; the end excludes open transactions."""
-    wanted = dict.fromkeys(partitions, spec)
-    answers = admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=limit_s)
+    """Query the offsets of an `OffsetSpec`, -1 = none."""
+    answers = admin.list_offsets(dict.fromkeys(partitions, spec), isolation_level=isolation, request_timeout=limit_s)
     return {
         (partition.topic, partition.partition): future.result(limit_s).offset for partition, future in answers.items()
     }
@@ -194,18 +203,18 @@ class Start(NamedTuple):
 def start_of(offsets: PartitionOffsets, settings: KafkaSettings) -> Start:
     """Decide where reading begins; unread records are never skipped silently."""
     where, committed = f"{offsets.topic}/{offsets.partition}", offsets.committed
-    beginning = offsets.high if settings.start == "end" else offsets.low
     if committed is None:
-        # `start` applies only to the first start of a group; partitions added later begin at their beginning.
+        # `start` applies only to the first start of a group; partitions added later, and those of a recreated topic,
+        # begin at their beginning.
         if settings.start == "stop" and not offsets.is_added:
             return Start(
                 offsets.low, f'{where}: the group has no offset, and input.kafka.start is "stop"', is_stopped=True
             )
-        return Start(offsets.low if offsets.is_added else beginning)
+        return Start(offsets.high if settings.start == "end" and not offsets.is_added else offsets.low)
     last = offsets.last if offsets.last and offsets.last.offset >= offsets.low else Position(committed)
     if offsets.committed_to not in {"", offsets.topic_id}:
         position = f"the group was at offset {committed:,} of the old topic"
-        start = Start(beginning, f"{where}: the topic was deleted and recreated: {position}")
+        start = Start(offsets.low, f"{where}: the topic was deleted and recreated: {position}")
     elif committed < offsets.low:
         gap = f"records {committed:,} to {offsets.low - 1:,} were deleted before they were read (retention)"
         start = Start(offsets.low, f"{where}: {gap}", offsets.low - committed)
@@ -347,17 +356,18 @@ def _partition_state(offsets: PartitionOffsets, settings: KafkaSettings, at: flo
     start = start_of(offsets, settings)
     position = max(offsets.low, start.offset if offsets.committed is None else offsets.committed)
     # Without an offset, it is open where reading begins, so what is there may be unsettled.
-    is_begun = offsets.committed is not None or offsets.low >= offsets.high
-    is_at_end = is_begun and position >= offsets.high and not start.gap
+    is_begun = offsets.committed is not None or offsets.low >= offsets.end
+    is_at_end = is_begun and position >= offsets.end and not start.gap
+    where = f"{offsets.topic}/{offsets.partition}"
     return PartitionState(
         topic=offsets.topic,
         partition=offsets.partition,
         offset=offsets.committed,
-        end=offsets.high,
-        lag_records=max(0, offsets.high - position),
+        end=offsets.end,
+        lag_records=max(0, offsets.end - position),
         delivered_until=at if is_at_end else None if start.gap else offsets.settled_until,
         state="stopped" if start.is_stopped else "reading",
-        message=start.gap,
+        message=start.gap or (f"{where}: {_HIDDEN}" if offsets.high <= position < offsets.end else ""),
     )
 
 
@@ -418,19 +428,21 @@ class Selection(Struct, kw_only=True):
                     return bounds
                 spec = OffsetSpec.for_timestamp(int(1000 * time_s))
                 found = offsets_at(admin, [TopicPartition(*key) for key in offsets], spec, _CALL_S)
-                return {key: offsets[key].high if offset < 0 else offset for key, offset in found.items()}
+                return {key: offsets[key].end if offset < 0 else offset for key, offset in found.items()}
 
             firsts = offsets_from(self.since_s, {key: partition.low for key, partition in offsets.items()})
-            lasts = offsets_from(self.until_s, {key: partition.high for key, partition in offsets.items()})
+            lasts = offsets_from(self.until_s, {key: partition.end for key, partition in offsets.items()})
         ranges = {}
         for (topic, number), wanted in self.parts.items():
             keys = [key for key in offsets if key[0] == topic and number in {None, key[1]}]
             if not keys:
                 raise SourceError(f"topic {topic} has no partition {number}")
             for key in keys:
-                if wanted is not None and wanted.stop > offsets[key].high:
-                    raise SourceError(f"{topic}/{number} ends at {offsets[key].high:,}, before {wanted.stop:,}")
+                if wanted is not None and wanted.stop > offsets[key].end:
+                    raise SourceError(f"{topic}/{number} ends at {offsets[key].end:,}, before {wanted.stop:,}")
                 ranges[key] = wanted or range(firsts[key], max(firsts[key], lasts[key]))
+        if hidden := [f"{key[0]}/{key[1]}" for key, part in ranges.items() if part and part.stop > offsets[key].high]:
+            log.warning("transactions_open", message=f"{', '.join(hidden)}: {_HIDDEN}; the range ends after them")
         self.is_empty = not any(ranges.values())
         return ranges
 

@@ -10,7 +10,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import msgspec
 from confluent_kafka import KafkaException, Producer
 
 from shipper.config.settings import KafkaSettings
@@ -24,14 +23,13 @@ from shipper.kafka.client import (
     translate_errors,
 )
 from shipper.kafka.documents import (
-    PART,
-    TOTALS,
     Document,
-    TotalsRow,
+    Row,
     is_owner,
     ledger_affiliate,
     ledger_row,
     owner_of,
+    parse_row,
     produce,
     read_table,
     totals_row,
@@ -39,7 +37,7 @@ from shipper.kafka.documents import (
 )
 from shipper.kafka.stream import Headers, has_record, without_frame
 from shipper.model.records import Checkpoint, LedgerKey, Rejection, Stream, Tally
-from shipper.state.ledger import read_ledger, unpack
+from shipper.state.ledger import read_ledger
 from shipper.state.letters import EVERYTHING, DeadLetter, open_letters
 from shipper.state.store import Store
 
@@ -78,8 +76,7 @@ class GroupView:
         max_record_bytes: Size of the longest record, to become the process that can change letters; None = only read.
 
     Attributes:
-        skipped: Number of messages in the topic of the dead letters that are letters of another group, by its name, or
-            no dead letters: "".
+        skipped: Number of messages by topic and by the other group that wrote them, or "" if shipper did not.
     Raises:
         SourceError: In every method: the brokers refuse or do not answer.
         StateInUseError: In methods that write: another process has become the one that can.
@@ -90,7 +87,7 @@ class GroupView:
         self._directory = directory
         self._subject = f"dead letters and ledger of group {settings.group_id}"
         self._letters: dict[LetterKey, Document] = {}
-        self.skipped: Counter[str] = Counter()
+        self.skipped: Counter[tuple[str, str]] = Counter()
         self._producer: Producer | None = None
         self._before_replay: _Contents | None = None
         self._fatal: KafkaError | None = None
@@ -119,7 +116,7 @@ class GroupView:
             if is_owner(owner, self._settings.group_id):
                 own.append(letter)
             else:
-                self.skipped[owner or ""] += 1
+                self.skipped[self._settings.letters, owner or ""] += 1
         parsed = sorted(((*_parse_letter(letter), letter) for letter in own), key=itemgetter(0))
         with closing(Store(self._directory)) as store:
             for first_at, group in groupby(parsed, key=itemgetter(0)):
@@ -132,7 +129,19 @@ class GroupView:
                 store.save(
                     [_checkpoint(stream, rejections=rejected) for stream, rejected in rejections.values()], first_at
                 )
-            store.save(_count_checkpoints(rows, stream_of), 0.0)
+            store.save(_count_checkpoints(self._own_rows(rows), stream_of), 0.0)
+
+    def _own_rows(self, documents: Iterable[Document]) -> list[Row]:
+        rows = []
+        for document in documents:
+            if (row := parse_row(document)) is None:
+                self.skipped[self._settings.ledger, ""] += 1
+            else:
+                rows.append(row)
+        groups = {row.session: row.totals.group for row in rows if row.totals is not None}
+        others = {name: group for name, group in groups.items() if not is_owner(group, self._settings.group_id)}
+        self.skipped.update((self._settings.ledger, others[row.session]) for row in rows if row.session in others)
+        return [row for row in rows if row.session not in others]
 
     def _contents(self) -> _Contents:
         with closing(open_letters(self._directory)) as letters:
@@ -255,27 +264,18 @@ def _parse_letter(letter: Document) -> tuple[float, str, Rejection]:
     return float(fields["first_at"]), f"{fields['topic']}/{fields['partition']}", rejection
 
 
-def _count_checkpoints(rows: Iterable[Document], stream_of: Streams) -> list[Checkpoint]:
+def _count_checkpoints(rows: Iterable[Row], stream_of: Streams) -> list[Checkpoint]:
     """Return a checkpoint for each partition with the counts of all its sessions."""
     paths: dict[str, str] = {}
     totals: dict[str, Counter[str]] = defaultdict(Counter)
     accepted: dict[str, list[Tally]] = defaultdict(list)
     repeated: dict[str, list[Tally]] = defaultdict(list)
-    for row in rows:
-        partition, _, last = row.key.rsplit("/", 2)  # from the right: a topic's id may contain a slash
-        value = row.value or b""
-        if last == TOTALS:
-            session = msgspec.json.decode(value, type=TotalsRow)
+    for _, partition, session, columns in rows:
+        if session is not None:
             paths[partition] = f"{session.topic}/{partition.rpartition('/')[2]}"
             totals[partition].update(accepted=session.accepted, duplicates=session.duplicates)
             continue
-        if last.startswith(PART):
-            *fields, counts, repeats = unpack(value)
-        else:
-            partition, _, hour, brand, affiliate, media = row.key.rsplit("/", 5)
-            row_counts = msgspec.json.decode(value)
-            fields = [[hour], [int(brand)], [affiliate], [media]]
-            counts, repeats = [row_counts["accepted"]], [row_counts["duplicates"]]
+        *fields, counts, repeats = columns
         keys = list(zip(*fields, strict=True))
         accepted[partition].append(dict(zip(keys, counts, strict=True)))
         repeated[partition].append(dict(zip(keys, repeats, strict=True)))

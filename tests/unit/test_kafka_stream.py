@@ -231,7 +231,7 @@ def test_counts_that_are_too_large_for_a_message_are_halved(monkeypatch: pytest.
 
 
 def offsets(committed: int | None, **changes: object) -> PartitionOffsets:
-    at = PartitionOffsets("t", 0, topic_id="id", low=10, high=20, committed=committed, committed_to="id")
+    at = PartitionOffsets("t", 0, topic_id="id", low=10, high=20, end=20, committed=committed, committed_to="id")
     return at._replace(**{"initial_partitions": None if committed is None else 1, **changes})
 
 
@@ -250,7 +250,7 @@ def offsets(committed: int | None, **changes: object) -> PartitionOffsets:
         (offsets(7), "end", 10, "records 7 to 9 were deleted before they were read"),
         (offsets(21), "end", 20, "the group is at offset 21, and the partition ends at 20"),
         (offsets(15, topic_id="new"), "beginning", 10, "the topic was deleted and recreated"),
-        (offsets(15, topic_id="new"), "end", 20, "the topic was deleted and recreated"),
+        (offsets(15, topic_id="new"), "end", 10, "the topic was deleted and recreated"),
         (offsets(15, committed_to=""), "end", 15, ""),
         (offsets(15, last=Position(14, 1)), "end", 14, ""),
         (offsets(15, last=Position(9, 1)), "end", 15, ""),

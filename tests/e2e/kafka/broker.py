@@ -271,6 +271,19 @@ class Broker:
         if transaction:
             (producer.abort_transaction if is_aborted else producer.commit_transaction)(30)
 
+    def begin(self, topic: str, value: bytes, *, timeout_ms: int = 60_000) -> Producer:
+        """Write a value with a key to both partitions, in a transaction that stays open until its timeout."""
+        name = f"open-{topic}"
+        producer = Producer(
+            {"bootstrap.servers": self.address, "transactional.id": name, "transaction.timeout.ms": timeout_ms}
+        )
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for partition in (0, 1):
+            producer.produce(topic, value, key="k", partition=partition)
+        assert not producer.flush(30)
+        return producer
+
     def grant(self, *rights: AclBinding) -> None:
         _done(self.admin.create_acls([*rights]))
 

@@ -116,6 +116,28 @@ def test_a_topic_that_was_made_again_is_not_taken_for_the_old_one(
     service.assert_holds_exactly(sample.ids[: 100 + records])
 
 
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_topic_that_is_made_again_is_read_from_its_beginning_even_with_a_start_at_the_end(
+    is_running: bool, group: Group, broker: Broker, service: Service, sample: Sample
+):
+    group.write(start="end", on_gap="continue")
+    group.shipper.config.write_text(group.shipper.config.read_text() + REFRESHES)
+    running = group.member()
+    running.wait_until(lambda: len(broker.committed(group.name, group.topic)) == 2, "it has saved where it begins")
+    broker.produce(group.topic, values(sample, 0, 10))
+    running.wait_until(group.is_settled, "the group is at the end")
+    if not is_running:
+        assert running.stop().returncode == 0
+    broker.delete(group.topic)
+    broker.create(group.topic, 2)
+    broker.produce(group.topic, values(sample, 10, 60))
+    if not is_running:
+        running = group.member()
+    running.wait_until(lambda: service.stored == 60, "the new topic is read from its beginning")
+    assert running.stop().returncode == 0
+    service.assert_holds_exactly(sample.ids[:60])
+
+
 def test_a_partition_that_is_added_is_read_from_its_beginning(
     group: Group, broker: Broker, service: Service, sample: Sample
 ):

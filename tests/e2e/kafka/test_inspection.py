@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 
-from confluent_kafka import Producer
-
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import SHIPPER, Service, Shipper, changed
 from tests.e2e.fake_service import HANG, FakeService, Reply
@@ -180,14 +178,7 @@ def test_a_purge_during_a_replay_is_not_undone(group: Group, broker: Broker, fak
 
 
 def test_a_purge_sees_letters_behind_an_open_transaction(group: Group, broker: Broker, sample: Sample):
-    producer = Producer(
-        {"bootstrap.servers": broker.address, "transactional.id": "open", "transaction.timeout.ms": 4000}
-    )
-    producer.init_transactions(30)
-    producer.begin_transaction()
-    for partition in (0, 1):
-        producer.produce(group.letters, b"x", key="k", partition=partition)
-    assert not producer.flush(30)
+    broker.begin(group.letters, b"x", timeout_ms=4000)
     broker.produce(group.topic, [b"bad"])
     group.finish(group.member())
     purged = group.shipper.run("dead-letters", "purge", "--all", "--yes", check=False)
@@ -207,6 +198,40 @@ def test_foreign_messages_among_the_dead_letters_are_skipped(group: Group, broke
     assert set(broker.table(group.letters)) == {"k", "a/0/1"}
 
 
+def test_foreign_messages_in_the_ledger_are_skipped(group: Group, broker: Broker, service: Service, sample: Sample):
+    """By commands, and by a member whose offsets have expired."""
+    broker.produce(group.topic, [*values(sample, 0, 9), b"bad"])
+    group.finish(group.member())
+    key, totals = next(each for each in broker.table(group.ledger).items() if each[0].endswith("/totals"))
+    session, other = key.removesuffix("/totals"), key.rpartition("/")[0][:-12] + "other"
+    counts = b'{"accepted":5,"duplicates":0}'
+    rows = {
+        "hello": b"you",
+        f"{session}/totals2": b"{}",
+        f"{session}2/totals": b"{}",
+        f"{session}/part-1": b"x",
+        f"{session}/2026-01-01T00/1/2/3": b"[]",
+        f"{session}/1/1/2/3": counts,
+        f"{other}/totals": (totals.value or b"").replace(group.name.encode() + b'",', b'another",'),
+        f"{other}/2026-01-01T00/1/2/3": counts,
+    }
+    broker.produce(group.ledger, rows.values(), keys=[key.encode() for key in rows])
+    broker.produce(group.ledger, [None], keys=[b"deleted"])
+    for command in (["ledger"], ["dead-letters", "list"], ["dead-letters", "purge", "--all", "--yes"]):
+        done = group.shipper.run(*command, check=False)
+        assert done.returncode == 0, done
+        for messages in ("6 other messages", "2 messages of group another"):
+            assert f"the topic {group.ledger} also contains {messages}: skipped" in done.stderr, done
+    days = json.loads(group.shipper.run("ledger", "--format", "json").stdout)["rows"]
+    assert sum(row["accepted"] for row in days) == 9
+    (future,) = broker.admin.delete_consumer_groups([group.name]).values()
+    future.result(10)
+    broker.produce(group.topic, values(sample, 9, 20))
+    group.finish(group.member())
+    service.assert_holds_exactly(sample.ids[:20])
+    assert service.received == 20
+
+
 def test_the_letters_of_another_group_are_left_alone(broker: Broker, shipper: Shipper, service: Service):
     group = Group(broker, shipper)
     assert shipper.run("check", "--online", "--create-topics", check=False).returncode == 0
@@ -221,7 +246,7 @@ def test_the_letters_of_another_group_are_left_alone(broker: Broker, shipper: Sh
     assert "dead letters: 2 kept" in shipper.run("status", check=False).stdout
     purged = shipper.run("dead-letters", "purge", "--all", "--yes", check=False)
     assert "2 dead letters deleted" in purged.stderr, purged
-    assert f"the topic {group.letters} also contains 1 dead letter of group {other}: skipped" in purged.stderr, purged
+    assert f"the topic {group.letters} also contains 1 message of group {other}: skipped" in purged.stderr, purged
     assert [each.headers["shipper.group"].decode() for each in broker.table(group.letters).values()] == [other]
     checked = shipper.run("check", "--online", check=False)
     assert (checked.returncode, f"it contains dead letters of group {other}; " in checked.stdout) == (4, True), checked

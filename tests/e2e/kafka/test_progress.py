@@ -61,6 +61,31 @@ def test_nothing_is_up_to_date_while_a_topic_is_behind(group: Group, broker: Bro
     running.stop()
 
 
+def test_records_behind_an_open_transaction_are_not_delivered(
+    group: Group, broker: Broker, service: Service, shipper: Shipper, sample: Sample
+):
+    """A member cannot read them before the transaction ends."""
+    running = group.member()
+    running.wait_until(lambda: headline(running)[0] == DONE, "the empty topic is delivered")
+    producer = broker.begin(group.topic, values(sample, 0, 1)[0])
+    broker.produce(group.topic, values(sample, 1, 7))
+    running.wait_until(lambda: headline(running)[0] != DONE, "the page says that it is not")
+    time.sleep(1)  # after the records
+    until = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    time.sleep(3)  # not in the future; and an end is queried once a second
+    assert running.stop().returncode == 0
+    running = group.member()
+    running.wait_until(lambda: len(partitions(running)) == 2, "it has both partitions")
+    answer = shipper.run("status", "--until", until, check=False)
+    assert (answer.returncode, service.stored) == (4, 0), answer
+    assert ", 8 records behind\n" in answer.stdout
+    assert f"{group.topic}/0: the last records are in or behind a producer's open transaction" in answer.stdout
+    producer.abort_transaction(30)
+    group.finish(running)
+    service.assert_holds_exactly(sample.ids[1:7])
+    assert shipper.run("status", "--until", until, check=False).returncode == 0
+
+
 def test_status_names_the_member_of_each_partition(group: Group, shipper: Shipper):
     def owners() -> list[str]:
         lines = shipper.run("status", check=False).stdout.splitlines()

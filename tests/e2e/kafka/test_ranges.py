@@ -81,6 +81,19 @@ def test_a_range_ends_even_if_no_record_is_at_its_end(group: Group, broker: Brok
     assert (ended.returncode, ended.counts()) == (0, (10, 10, 0, 0, 0)), ended.stderr
 
 
+@pytest.mark.parametrize("until", ["", "2100-01-01"])
+def test_records_behind_an_open_transaction_are_in_the_range(
+    until: str, group: Group, broker: Broker, service: Service, sample: Sample
+):
+    producer = broker.begin(group.topic, b"bad")
+    broker.produce(group.topic, values(sample, 0, 10))
+    running = start(group, f"kafka://{group.topic}", *(["--until", until] if until else []))
+    running.wait_for("transactions_open")
+    producer.abort_transaction(30)
+    ended = running.finish(limit_s=60)
+    assert (ended.returncode, ended.counts()) == (0, (10, 10, 0, 0, 0)), ended.stderr
+
+
 def test_missing_records_partitions_and_topics_are_named(
     group: Group, broker: Broker, service: Service, sample: Sample
 ):
