@@ -35,6 +35,7 @@ _READ_BYTES: Final = 65_536
 _HEAD_MAX_BYTES: Final = 65_536  # of an answer: status lines and headers, including those of informational answers
 _FRAMING_BYTES: Final = 8  # maximum framing per byte of the body; chunks of one byte need six
 _VERSIONS: Final = {"1.0", "1.1"}  # of HTTP; the parser accepts others
+_INCOMPLETE: Final = "the connection was closed before the answer was complete"
 _CLOSED: Final = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 _FAILURES: Final = (OSError, UnicodeError, anyio.EndOfStream, *_CLOSED, HttpError, ProxyRefusedError)
 
@@ -200,11 +201,13 @@ class Connection:
         return Answer.of(answer.status, answer.headers, b"".join(answer.parts)[:max_answer_bytes]), is_last
 
     async def _receive(self, stream: ByteStream) -> bytes:
-        """Receive data; b"" at the end of the connection."""
+        """Receive data; b"" at the end of the connection, which TLS must have announced (RFC 9112 §9.8)."""
         try:
             with anyio.fail_after(self._route.read_s):
                 data = await stream.receive(_READ_BYTES)
-        except anyio.EndOfStream:
+        except anyio.EndOfStream as end:
+            if isinstance(end.__context__, ssl.SSLError):
+                raise HttpError(_INCOMPLETE) from None
             return b""
         self._progress.is_answering = True
         return data
@@ -325,7 +328,7 @@ class AnswerParser:
     def feed(self, data: bytes) -> None:
         """Parse received data, b"" at the end of the connection; raise if it is not a valid answer."""
         if not data:
-            raise HttpError("the connection was closed before the answer was complete")
+            raise HttpError(_INCOMPLETE)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):

@@ -6,6 +6,7 @@ import datetime
 import gc
 import socket
 import ssl
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from tests.servers import (
     Origin,
     Proxy,
     SilentListener,
+    close,
     stall,
 )
 from tests.stage.endpoints import DELIVERY, endpoint, failure, poll, post
@@ -105,6 +107,34 @@ def test_a_refused_client_has_certainly_sent_nothing_only_on_a_new_connection(is
     alert.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
     error = no_answer(alert, Route("https://127.0.0.1:9", "", "intake", 1, 1), progress)
     assert (error.cause, error.is_tls, error.was_sent) == ("tls", True, is_reused)
+
+
+@pytest.mark.parametrize("is_announced", [False, True], ids=["cut", "announced"])
+def test_the_end_of_the_connection_ends_an_answer_only_if_tls_announces_it(
+    run: Run, ca: Path, server_context: ssl.SSLContext, is_announced: bool
+):
+    """Otherwise the rest of the answer may have been cut off, such as "with errors"."""
+
+    def reply(connection: ssl.SSLSocket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\naccepted")
+        if is_announced:
+            connection.settimeout(1)
+            with suppress(OSError):
+                connection.unwrap()  # sends the alert, and waits for the client's
+        else:
+            close(connection)
+
+    async def main() -> None:
+        async with endpoint(origin.url, ca_bundle=ca) as used:
+            if is_announced:
+                assert (await post(used)).body == b"accepted"
+                return
+            error = await failure(used)
+            assert (error.cause, error.is_tls, error.is_stale) == ("remote_protocol_error", False, False)
+            assert "the connection was closed before the answer was complete" in str(error)
+
+    with Origin(reply, context=server_context) as origin:
+        run(main)
 
 
 @pytest.mark.parametrize("files", [("certificate", "key"), ("one", None)], ids=["two files", "one file"])
