@@ -150,6 +150,33 @@ async def test_the_client_certificate_is_sent(
     assert origin.peers == ["the-client"]
 
 
+async def test_a_renewed_client_certificate_is_read_again(authority: trustme.CA, ca: Path, tmp_path: Path):
+    def write(signer: trustme.CA) -> None:
+        leaf = signer.issue_cert("client@example.com", common_name="the-client")
+        path.write_bytes(leaf.private_key_pem.bytes() + b"".join(each.bytes() for each in leaf.cert_chain_pems))
+
+    path = tmp_path / "client.pem"
+    write(trustme.CA())
+    with Origin(context=demanding(context_of(authority, "127.0.0.1"), authority, "1.2")) as origin:
+        async with endpoint(origin.url, ca_bundle=ca, client_certificate=path) as used:
+            assert (await failure(used)).is_tls
+            write(authority)
+            assert (await post(used)).status == 202
+            path.write_bytes(b"half of a ")
+            await used.aclose()
+            assert (await post(used)).status == 202, "the last usable certificate stays in use"
+
+
+async def test_a_changed_ca_bundle_is_read_again(ca: Path, server_context: ssl.SSLContext, tmp_path: Path):
+    path = tmp_path / "ca.pem"
+    trustme.CA().cert_pem.write_to_path(str(path))
+    with Origin(context=server_context) as origin:
+        async with endpoint(origin.url, ca_bundle=path) as used:
+            assert "see intake.ca_bundle" in str(await failure(used))
+            path.write_bytes(ca.read_bytes())
+            assert (await post(used)).status == 202
+
+
 async def test_an_older_tls_version_than_permitted_is_a_setup_fault(authority: trustme.CA, ca: Path):
     context = context_of(authority, "127.0.0.1")
     context.maximum_version = ssl.TLSVersion.TLSv1_2
