@@ -18,8 +18,10 @@ from urllib.parse import urlsplit
 
 import anyio
 import httptools
+import structlog
 from anyio.abc import ByteStream, SocketAttribute, SocketStream
 from anyio.streams.tls import TLSAttribute, TLSStream
+from anyio.to_thread import run_sync
 from msgspec.structs import replace
 
 from shipper.config.secrets import resolve_secret
@@ -27,7 +29,11 @@ from shipper.config.settings import DeliverySettings, EndpointSettings
 from shipper.delivery.answer import Answer
 from shipper.delivery.no_answer import HttpError, Progress, ProxyRefusedError, Route, Stage, no_answer
 from shipper.delivery.tls import certificate_expiry, tls_context
+from shipper.model.errors import ConfigError
 from shipper.system.addresses import ascii_host
+from shipper.system.files import stat_signature
+
+log = structlog.get_logger("delivery")
 
 T = TypeVar("T")
 
@@ -35,6 +41,7 @@ _READ_BYTES: Final = 65_536
 _HEAD_MAX_BYTES: Final = 65_536  # of an answer: status lines and headers, including those of informational answers
 _FRAMING_BYTES: Final = 8  # maximum framing per byte of the body; chunks of one byte need six
 _VERSIONS: Final = {"1.0", "1.1"}  # of HTTP; the parser accepts others
+_INCOMPLETE: Final = "the connection was closed before the answer was complete"
 _CLOSED: Final = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 _FAILURES: Final = (OSError, UnicodeError, anyio.EndOfStream, *_CLOSED, HttpError, ProxyRefusedError)
 
@@ -73,13 +80,39 @@ class ConnectionSettings:
     """
     The settings shared by the connections to an endpoint and to its token endpoint.
 
-    TLS contexts are created once, on first use, which raises a `ConfigError` if a file cannot be used.
+    TLS contexts are created on first use, which raises a `ConfigError` if a file cannot be used.
     """
 
     def __init__(self, endpoint: EndpointSettings, delivery: DeliverySettings, section: str) -> None:
         self.endpoint = endpoint
         self.delivery = delivery
         self.section = section
+        self._files = [
+            path for path in (endpoint.ca_bundle, endpoint.client_certificate, endpoint.client_key) if path is not None
+        ]
+        self._signatures = [stat_signature(path) for path in self._files]
+
+    def context(self, *, is_service: bool) -> ssl.SSLContext:
+        return self.service_context if is_service else self.other_context
+
+    async def renew_contexts(self) -> None:
+        """Create the contexts again if a file has changed; keep them while it cannot be used."""
+        if self._files:
+            await run_sync(self._renew_contexts, abandon_on_cancel=True)  # the file system may hang
+
+    def _renew_contexts(self) -> None:
+        signatures = [stat_signature(path) for path in self._files]
+        if signatures == self._signatures:
+            return
+        try:
+            context = tls_context(self.endpoint, self.section)
+        except ConfigError as error:
+            log.warning("certificates_unusable", key=error.key, message=str(error))
+            return
+        self._signatures = signatures
+        vars(self).pop("other_context", None)
+        self.service_context = context
+        log.info("certificates_renewed")
 
     @cached_property
     def service_context(self) -> ssl.SSLContext:
@@ -120,11 +153,11 @@ class Connection:
         self._limit_s = min(connect_s + 3 * read_s, limit_s)  # for connecting, sending, head and body
         self._server = server = server_at(address)
         self._proxy = proxy = server_at(endpoint.proxy) if endpoint.proxy else None
-        self._server_context = self._proxy_context = None
+        self._settings, self._is_service = settings, is_service
         if server.is_tls:
-            self._server_context = settings.service_context if is_service else settings.other_context
+            settings.context(is_service=is_service)
         if proxy is not None and proxy.is_tls:
-            self._proxy_context = settings.other_context
+            settings.context(is_service=False)
         self._proxy_headers = _proxy_headers(endpoint, section)
         is_forwarded = proxy is not None and not server.is_tls
         self._target_prefix = f"http://{server.netloc}".encode() if is_forwarded else b""
@@ -200,11 +233,13 @@ class Connection:
         return Answer.of(answer.status, answer.headers, b"".join(answer.parts)[:max_answer_bytes]), is_last
 
     async def _receive(self, stream: ByteStream) -> bytes:
-        """Receive data; b"" at the end of the connection."""
+        """Receive data; b"" at the end of the connection, which TLS must have announced (RFC 9112 §9.8)."""
         try:
             with anyio.fail_after(self._route.read_s):
                 data = await stream.receive(_READ_BYTES)
-        except anyio.EndOfStream:
+        except anyio.EndOfStream as end:
+            if isinstance(end.__context__, ssl.SSLError):
+                raise HttpError(_INCOMPLETE) from None
             return b""
         self._progress.is_answering = True
         return data
@@ -230,14 +265,14 @@ class Connection:
         seconds = anyio.current_time() - started_at
         address = self._watch(stream)
         if proxy is not None and proxy.is_tls:
-            await self._encrypt(proxy, self._proxy_context)
+            await self._encrypt(proxy, is_service=False)
         if proxy is not None and server.is_tls:
             await self._open_tunnel()
         self._progress.is_at_proxy = False
         return Peer(address, seconds)
 
     async def _secure(self) -> ssl.SSLObject | None:
-        tls = await self._encrypt(self._server, self._server_context) if self._server.is_tls else None
+        tls = await self._encrypt(self._server, is_service=self._is_service) if self._server.is_tls else None
         self.certificate_expires_at = certificate_expiry(tls)
         return tls
 
@@ -248,12 +283,14 @@ class Connection:
             self._arrivals.register(stream.extra(SocketAttribute.raw_socket), select.POLLIN)
             return str(stream.extra(SocketAttribute.remote_address, ("", 0))[0])
 
-    async def _encrypt(self, server: Server, context: ssl.SSLContext | None) -> ssl.SSLObject:
+    async def _encrypt(self, peer: Server, *, is_service: bool) -> ssl.SSLObject:
         assert self._stream is not None
         self._progress.stage = Stage.HANDSHAKE
         with anyio.fail_after(self._route.connect_s):
+            await self._settings.renew_contexts()
+            context = self._settings.context(is_service=is_service)
             self._stream = await TLSStream.wrap(
-                self._stream, hostname=server.host, ssl_context=context, standard_compatible=False
+                self._stream, hostname=peer.host, ssl_context=context, standard_compatible=False
             )
         with _translate_closed():
             return self._stream.extra(TLSAttribute.ssl_object)
@@ -325,7 +362,7 @@ class AnswerParser:
     def feed(self, data: bytes) -> None:
         """Parse received data, b"" at the end of the connection; raise if it is not a valid answer."""
         if not data:
-            raise HttpError("the connection was closed before the answer was complete")
+            raise HttpError(_INCOMPLETE)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):

@@ -46,6 +46,7 @@ def tls_context(endpoint: EndpointSettings, section: str) -> ssl.SSLContext:
             key=f"{section}.ca_bundle",
         ) from error
     context.minimum_version = _VERSIONS[endpoint.tls_minimum_version]
+    context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF  # otherwise, a connection that is cut ends like one that is closed
     if endpoint.client_certificate is not None:
         _load_client_certificate(context, endpoint.client_certificate, endpoint.client_key, section)
     return context

@@ -121,6 +121,7 @@ _PARTIAL: Final = {206, 207}  # these must contain a result for each event
 _SHORT_BYTES: Final = 512  # maximum size of an answer whose verdict is cached
 _PLAIN_MAX: Final = 4_096  # maximum characters of an answer in plain text
 _MARKUP: Final = re.compile(r"[<>{}\[\]\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_GZIP: Final = b"\x1f\x8b"
 _STARTS: Final = {b"{", b"["}
 _NO_DOCUMENT: Final = object()
 _CONGESTION: Final = {408, 429, 503, 504}
@@ -247,6 +248,8 @@ def _broken_success(answer: Answer, document: object, events: int | None, *, is_
         return _unreadable("its type indicates an error")
     if len(answer.body) >= ANSWER_BYTES:  # truncated
         return _BROKEN
+    if answer.body.startswith(_GZIP):
+        return _unreadable("it is compressed, although the request does not ask for that")
     if not start:
         return _BROKEN if answer.status in _PARTIAL else None
     if not is_text:

@@ -60,6 +60,8 @@ def reload_settings(old: Settings, new: Settings) -> Reload:
         before, after = getattr(old, section), getattr(new, section)
         if before is not None and after is not None:
             changes = {name: getattr(after, name) for name in _CHANGEABLE.get(section, ())}
+            if section == "intake" and before.base_url != after.base_url:
+                changes = {}  # credentials for another address must not be sent to this one
             if section == "input" and before.kafka is not None and after.kafka is not None:
                 changes["kafka"] = replace(before.kafka, on_gap=after.kafka.on_gap)
             before = replace(before, **changes)

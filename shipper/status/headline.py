@@ -68,6 +68,11 @@ def headline_of(snapshot: Snapshot) -> Headline:
         return _absent(snapshot)
     if live.phase == "stopped":
         return _stopped(snapshot, live)
+    if snapshot.is_silent:
+        title = f"Process {live.process_id} has not reported for {span(snapshot.at - live.at)}"
+        detail = ": it hangs, or cannot write into its state directory, for example because the disk is full"
+        sub = "Run shipper retry, which asks the process why delivery pauses; its log says the same."
+        return Headline(state="bad", title=title, detail=detail, sub=sub)
     is_draining = live.phase == "draining"
     if live.pauses:
         reason = f": {live.pauses[0].reason}" if len(live.pauses) == 1 else f" for {len(live.pauses)} reasons"

@@ -27,7 +27,8 @@ ADVICE: Final = {
     "not_found": "check intake.base_url, and whether a proxy intercepts requests",
     "redirect": "check intake.base_url: redirects are not followed",
     "html_answer": "check intake.base_url: the answer is a web page, perhaps of a proxy or a portal",
-    "tls": "fix the certificate problem: check intake.ca_bundle, host name, expiry and client certificate",
+    "tls": "fix the certificate problem: check intake.ca_bundle, host name, expiry, client certificate; "
+    "changed files are read automatically",
     "unexpected_answer": "check whether it is the service that answers at intake.base_url",
     "unreadable_answer": "the message says which part of the answer was not understood; ask the service's operator, "
     "and check that it is the service that answers at intake.base_url",

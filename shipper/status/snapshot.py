@@ -20,6 +20,7 @@ from shipper.system.permissions import access_problem
 if TYPE_CHECKING:
     from shipper.report.history import LatestFetch
 
+_SILENT_S: Final = 60.0  # twice the interval at which an idle process reports
 _STARTUP_S: Final = 10.0  # a process that has just started may not have looked at all inputs
 _EXPIRES_SOON_S: Final = {"token": 300.0, "certificate": 7 * 86_400.0}
 
@@ -52,6 +53,12 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     def running(self) -> Live | None:
         """The snapshot of the running process; None if none is running or it has not written one."""
         return self.live if self.live is not None and self.process_id in {self.live.process_id, 0} else None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the running process no longer reports."""
+        live = self.running
+        return live is not None and live.phase != "stopped" and self.at - live.at > _SILENT_S
 
     @property
     def troubles(self) -> list[str]:

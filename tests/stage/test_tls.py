@@ -6,6 +6,7 @@ import datetime
 import gc
 import socket
 import ssl
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from tests.servers import (
     Origin,
     Proxy,
     SilentListener,
+    close,
     stall,
 )
 from tests.stage.endpoints import DELIVERY, endpoint, failure, poll, post
@@ -107,6 +109,34 @@ def test_a_refused_client_has_certainly_sent_nothing_only_on_a_new_connection(is
     assert (error.cause, error.is_tls, error.was_sent) == ("tls", True, is_reused)
 
 
+@pytest.mark.parametrize("is_announced", [False, True], ids=["cut", "announced"])
+def test_the_end_of_the_connection_ends_an_answer_only_if_tls_announces_it(
+    run: Run, ca: Path, server_context: ssl.SSLContext, is_announced: bool
+):
+    """Otherwise the rest of the answer may have been cut off, such as "with errors"."""
+
+    def reply(connection: ssl.SSLSocket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\naccepted")
+        if is_announced:
+            connection.settimeout(1)
+            with suppress(OSError):
+                connection.unwrap()  # sends the alert, and waits for the client's
+        else:
+            close(connection)
+
+    async def main() -> None:
+        async with endpoint(origin.url, ca_bundle=ca) as used:
+            if is_announced:
+                assert (await post(used)).body == b"accepted"
+                return
+            error = await failure(used)
+            assert (error.cause, error.is_tls, error.is_stale) == ("remote_protocol_error", False, False)
+            assert "the connection was closed before the answer was complete" in str(error)
+
+    with Origin(reply, context=server_context) as origin:
+        run(main)
+
+
 @pytest.mark.parametrize("files", [("certificate", "key"), ("one", None)], ids=["two files", "one file"])
 @pytest.mark.parametrize("version", ["1.2", "1.3"])
 async def test_the_client_certificate_is_sent(
@@ -118,6 +148,33 @@ async def test_the_client_certificate_is_sent(
         async with endpoint(origin.url, ca_bundle=ca, **shown) as used:
             assert (await post(used)).status == 202
     assert origin.peers == ["the-client"]
+
+
+async def test_a_renewed_client_certificate_is_read_again(authority: trustme.CA, ca: Path, tmp_path: Path):
+    def write(signer: trustme.CA) -> None:
+        leaf = signer.issue_cert("client@example.com", common_name="the-client")
+        path.write_bytes(leaf.private_key_pem.bytes() + b"".join(each.bytes() for each in leaf.cert_chain_pems))
+
+    path = tmp_path / "client.pem"
+    write(trustme.CA())
+    with Origin(context=demanding(context_of(authority, "127.0.0.1"), authority, "1.2")) as origin:
+        async with endpoint(origin.url, ca_bundle=ca, client_certificate=path) as used:
+            assert (await failure(used)).is_tls
+            write(authority)
+            assert (await post(used)).status == 202
+            path.write_bytes(b"half of a ")
+            await used.aclose()
+            assert (await post(used)).status == 202, "the last usable certificate stays in use"
+
+
+async def test_a_changed_ca_bundle_is_read_again(ca: Path, server_context: ssl.SSLContext, tmp_path: Path):
+    path = tmp_path / "ca.pem"
+    trustme.CA().cert_pem.write_to_path(str(path))
+    with Origin(context=server_context) as origin:
+        async with endpoint(origin.url, ca_bundle=path) as used:
+            assert "see intake.ca_bundle" in str(await failure(used))
+            path.write_bytes(ca.read_bytes())
+            assert (await post(used)).status == 202
 
 
 async def test_an_older_tls_version_than_permitted_is_a_setup_fault(authority: trustme.CA, ca: Path):

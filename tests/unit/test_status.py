@@ -121,6 +121,26 @@ def test_a_report_has_paragraphs():
     assert begins == ["running", "state:", "inputs:", "dead"]
 
 
+def test_a_running_shipper_that_no_longer_reports_is_pointed_out_first():
+    """As on a full disk, where it cannot store the pause either."""
+    seen = look(stream(1, 5), says=live(at=NOW - 90, accepted_per_second=750.0, pending=3))
+    lines = first_lines(seen)
+    assert lines[0].startswith("Process 7 has not reported for 90 s: it hangs, or cannot write into its state")
+    assert "shipper retry" in lines[1]
+    assert lines[2].startswith("running since 12:00:00Z")
+    assert len(lines) == 3, "what it last said about its progress is not shown"
+    assert lines[0] in answer_until(seen, NOW)
+    assert lines[0] in one_line(seen)
+    for says in (live(at=NOW - 50), live(at=NOW + 90)):
+        assert "has not reported" not in one_line(look(stream(1, 5), says=says))
+    assert "has not reported" not in one_line(look(stream(1, 5), process_id=None, says=live(at=NOW - 90)))
+
+
+def test_a_shipper_that_is_stopping_is_not_said_to_do_so_since_its_start():
+    line, *_ = first_lines(look(stream(1, 5), says=live(phase="draining")))
+    assert line.startswith("draining (no longer reading), running since 12:00:00Z")
+
+
 def test_a_pause_comes_first_with_what_to_do_about_it():
     lines = first_lines(look(stream(1, 5), says=live(pauses=[FORBIDDEN])))
     assert lines[:2] == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -132,6 +133,14 @@ def test_dead_letters_quote_the_service_up_to_the_limit():
         judged(answer(422, b"  plain \xff words ", "text/plain")).statement == "plain \N{REPLACEMENT CHARACTER} words"
     )
     assert len(judged(answer(400, b"x" * 100_000)).statement) == STATEMENT_BYTES
+
+
+def test_a_compressed_answer_is_called_that():
+    """As of a gateway that compresses although the request does not ask for it."""
+    for body in (b'{"accepted":2}', b""):
+        verdict = judge(answer(200, gzip.compress(body)), events=2)
+        assert (verdict.action, verdict.reason) == (Action.PAUSE, "unreadable_answer")
+        assert "it is compressed, although the request does not ask for that (HTTP 200)" in verdict.message
 
 
 def test_the_advice_names_the_section_to_check():

@@ -84,12 +84,12 @@ def one_line(snapshot: Snapshot) -> str:
 
 
 def first_lines(snapshot: Snapshot) -> list[str]:
-    """Return pauses with advice, troubles, the state of the process, and until when everything is delivered."""
+    """Return a missing report, pauses with advice, troubles, the process, and until when everything is delivered."""
     live, more = snapshot.running, len(snapshot.troubles) - _TROUBLES_SHOWN
     troubles = [printable(message) for message in snapshot.troubles[:_TROUBLES_SHOWN]]
     troubles += [f"and {several(more, 'more input')} that cannot be read or found"] if more > 0 else []
     if live is not None:
-        phase = {"starting": "starting", "draining": "draining (no longer reading)"}.get(live.phase, "running")
+        phase = {"starting": "starting", "draining": "draining (no longer reading), running"}.get(live.phase, "running")
         engine = f", {printable(live.engine)}" if live.engine else ""
         identity = f"({printable(live.command)}, process {live.process_id}{engine})"
         process = f"{phase} since {moment(live.started_at, snapshot.at)} {identity}"
@@ -100,7 +100,8 @@ def first_lines(snapshot: Snapshot) -> list[str]:
     line, now = f"{process}; {describe_delivered(snapshot)}", headline_of(snapshot)
     if live is None:
         return [line, *(_pauses(snapshot) if snapshot.process_id is None else []), *troubles]
-    return [*_pauses(snapshot), *troubles, line, *([now.text(snapshot.at)] if now.is_under_way else [])]
+    silence = [now.text(snapshot.at), f"  what to do: {now.sub}"] if snapshot.is_silent else []
+    return [*silence, *_pauses(snapshot), *troubles, line, *([now.text(snapshot.at)] if now.is_under_way else [])]
 
 
 def _describe_last_run(snapshot: Snapshot) -> str:
