@@ -7,7 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from shipper.cli.common import open_input, several
-from shipper.cli.mapping import documents_in, suggest_mapping, suggest_missing
+from shipper.cli.mapping import documents_in, encoding_advice, suggest_mapping, suggest_missing
 from shipper.cli.remedies import FIELD_OF_RULE, Remedy
 from shipper.codec.codec import Codec
 from shipper.codec.dedupe import accept_events
@@ -25,6 +25,7 @@ from shipper.codec.normalize import ABSENT
 from shipper.codec.rules import latest_timestamp
 from shipper.config.mapping import FIELDS, is_nested
 from shipper.config.settings import Settings
+from shipper.model.errors import SourceError
 from shipper.model.framing import CsvRows, Framing
 from shipper.model.printable import printable
 from shipper.model.records import Chunk, Rejection, Stream
@@ -35,14 +36,12 @@ _EXAMINED_MAX: Final = 1000  # records per rule examined for a remedy
 _NAMES_SHOWN: Final = 20
 _SHAPE_CHARACTERS: Final = 60
 _HEAD_BYTES: Final = 1024
-_UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _ARRAY: Final = re.compile(rb'\{\s*"([A-Za-z_]\w*)"\s*:\s*\[\s*\{')
 _TITLE_LINES: Final = 5  # that may precede a header
 _DELIMITERS: Final = (b",", b";", b"\t", b"|")
 _UNREADABLE_RULES: Final = {"json", "encoding", "csv"}
 _BEGINNING: Final = "a mapping to start with; add it to your configuration"
 _LACKS: Final = "most records lack required fields"
-_NOT_UTF8: Final = "it is not UTF-8; convert it, for example: iconv -f WINDOWS-1252 -t UTF-8"
 CSV: Final = (
     "it looks like CSV, but no column has a known name; is the first row a header? If it is, set "
     'input.format = "csv", or map the columns; otherwise add a header'
@@ -143,11 +142,12 @@ class Validation:
         findings = self.findings
         records_before, failed_before = findings.records, findings.failed
         unreadable: Counter[str] = Counter()
-        head = b""
+        head, is_csv = b"", False
         missing: Counter[str] = Counter()
         for chunk in chunks:
             self._check_header(name, chunk)
             head = head or chunk.data[:_HEAD_BYTES]
+            is_csv = isinstance(chunk.stream.framing, CsvRows)
             rejected: set[int] = set()
             for encoded in self._codec.encode_all(chunk, room_bytes=self._room_bytes, latest=self._latest):
                 span = encoded.span
@@ -173,15 +173,17 @@ class Validation:
         for rule, remedy in self._remedies.items():
             findings.rules[rule].advice = remedy.lines()
         half = (findings.records - records_before) / 2
-        if unreadable.total() > half and unreadable["encoding"] and not head.startswith(_UTF_16):
-            findings.advice[name] = _NOT_UTF8
-        elif file is not None:
+        advice = ""
+        if unreadable.total() > half:
+            advice = encoding_advice(head) if unreadable["encoding"] else describe_kind(head, is_csv=is_csv)
+        elif findings.records - records_before == findings.failed - failed_before == 1:
+            advice = _describe_array(head)
+        if file is not None and advice in {CSV, ""}:
             lacking = [FIELD_OF_RULE[rule] for rule, count in missing.items() if rule in FIELD_OF_RULE and count > half]
-            is_one = findings.records - records_before == findings.failed - failed_before == 1
-            if advice := self._advice_on(file, lacking, is_unreadable=unreadable.total() > half, is_one=is_one):
-                findings.advice[name] = advice
-        elif unreadable.total() > half and (kind := describe_kind(head)):
-            findings.advice[name] = kind
+            with suppress(SourceError):  # it was not read as CSV, and cannot be: its first row is no header
+                advice = self._mapping_for(file, lacking, is_unknown_csv=advice == CSV) or advice
+        if advice:
+            findings.advice[name] = advice
 
     def _add_faults(
         self, name: str, rejection: Rejection, faults: Mapping[str, str], chunk: Chunk, lines_before: int
@@ -250,30 +252,22 @@ class Validation:
                 if similar := folded.get(column.strip().casefold()):
                     self._similar[column] = similar
 
-    def _advice_on(self, file: Path, lacking: Sequence[str], *, is_unreadable: bool, is_one: bool) -> str:
-        """
-        Return what to do about a file most of whose records cannot be parsed or lack the same fields.
-
-        Args:
-            is_one: The whole file was taken for one record, which is invalid.
-        """
+    def _mapping_for(self, file: Path, lacking: Sequence[str], *, is_unknown_csv: bool) -> str:
+        """Suggest a mapping for a file that looks like CSV, or most of whose records lack the same fields."""
         has_mapping = bool(self._settings.records.mapping)
-        with file.open("rb") as stream:
-            head = stream.read(_HEAD_BYTES)
-        kind = describe_kind(head) if is_unreadable else _describe_array(head) if is_one else ""
-        if kind == CSV:
+        if is_unknown_csv:
             than = " than records.mapping has" if has_mapping else ""
             lead = f"it looks like CSV with other column names{than}; {_BEGINNING}"
             lines = suggest_mapping(file, self._settings)
-        elif kind or not lacking:
-            return kind
+        elif not lacking:
+            return ""
         elif has_mapping:
             lead = f"{_LACKS}; add to [records.mapping]"
             lines = "\n".join(suggest_missing(file, self._settings, lacking))
         else:
             lead = f"{_LACKS}; {_BEGINNING}"
             lines = suggest_mapping(file, self._settings)
-        return f"{lead}:\n\n{lines}\n" if lines else kind
+        return f"{lead}:\n\n{lines}\n" if lines else ""
 
     def text(self) -> str:
         """Return the findings as text."""
@@ -315,11 +309,14 @@ class Validation:
         return "\n".join(parts)
 
 
-def describe_kind(head: bytes) -> str:
-    """Describe a file without records by its first bytes, and what to do; empty if its kind is unknown."""
+def describe_kind(head: bytes, *, is_csv: bool) -> str:
+    """
+    Describe an input without records by its first bytes, and what to do; empty if its kind is unknown.
+
+    Args:
+        is_csv: It was read as CSV.
+    """
     text = head.removeprefix(codecs.BOM_UTF8).lstrip().lower()
-    if head.startswith(_UTF_16):
-        return "it is UTF-16; convert it: iconv -f UTF-16 -t UTF-8"
     if text.startswith((b"<!doctype html", b"<html")):
         return "it is an HTML page, perhaps an error page, and contains no records"
     if text.startswith(b"<"):
@@ -328,7 +325,7 @@ def describe_kind(head: bytes) -> str:
         return wrapped
     if text.startswith(b"{") and not text.partition(b"\n")[0].rstrip().endswith(b"}"):
         return "its objects span several lines; write one per line: jq -c ."
-    if not text.startswith((b"{", b"[")):
+    if not is_csv and not text.startswith((b"{", b"[")):
         lines = text.split(b"\n")[:_TITLE_LINES]
         tables = [max(map(line.count, _DELIMITERS)) > 1 for line in lines]
         if any(tables):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codecs import getincrementaldecoder
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE, getincrementaldecoder
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
@@ -70,13 +70,8 @@ def suggest(
     target = check_target(output)
     settings = prepare(options)
     mapping = suggest_mapping(path, settings)
-    if not mapping and not _is_utf8(path, settings):
-        raise SourceError(f"{path}: it is not UTF-8; convert it first, for example: iconv -f WINDOWS-1252 -t UTF-8")
     if not mapping:
-        raise SourceError(
-            f"{path}: no field has a known name; if it is CSV, is the first row a header? The 13 fields are "
-            f"{', '.join(FIELDS)}: see [records.mapping] in docs/records.md"
-        )
+        raise SourceError(f"{path}: {_why_no_mapping(path, settings)}")
     write(f"{plain(mapping)}\n".encode(), target)
 
 
@@ -93,13 +88,26 @@ def suggest_mapping(path: Path, settings: Settings) -> str:
     return "\n".join(["[records.mapping]", *_toml_lines(found.by_field), *_comments_on_others(found)])
 
 
-def _is_utf8(path: Path, settings: Settings) -> bool:
+def _why_no_mapping(path: Path, settings: Settings) -> str:
     with closing(open_input(path, settings)) as reader:
-        try:
-            getincrementaldecoder("utf-8")().decode(reader.content.pread(_SEARCHED_BYTES, 0))
-        except UnicodeDecodeError:
-            return False
-    return True
+        head = reader.content.pread(_SEARCHED_BYTES, 0)
+    try:
+        getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return encoding_advice(head)
+    if next(_records_of(path, settings), None) is None:
+        return "it has no records that can be read; the first row of CSV is its header"
+    return (
+        "no field has a known name; if it is CSV, is the first row a header? The 13 fields are "
+        f"{', '.join(FIELDS)}: see [records.mapping] in docs/records.md"
+    )
+
+
+def encoding_advice(head: bytes) -> str:
+    """Return how to convert an input that is not UTF-8, from its first bytes."""
+    if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        return "it is UTF-16; convert it: iconv -f UTF-16 -t UTF-8"
+    return "it is not UTF-8; convert it, for example: iconv -f WINDOWS-1252 -t UTF-8"
 
 
 def suggest_missing(path: Path, settings: Settings, lacking: Collection[str]) -> list[str]:

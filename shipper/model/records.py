@@ -156,6 +156,10 @@ class Stream(Struct, eq=False, kw_only=True):
         if self.checkpoint >= self.mark[0] or end < self.mark[0]:
             self.mark = end, at
 
+    def forget_end(self) -> None:
+        """Forget when it was settled, because its content continues in a file that may have existed before."""
+        self.settled_until, self.mark = None, (0, None)
+
     def settled_until_with(self, checkpoint: int) -> float | None:
         """Return the value of `settled_until` with a given checkpoint."""
         end, at = self.mark

@@ -267,12 +267,17 @@ def _parts_match(parts: Sequence[str], patterns: Sequence[str]) -> bool:
 
 
 def expand(pattern: str) -> list[str]:
-    """Expand a pattern; return a name without wildcards even if no such file exists."""
+    """
+    Expand a pattern; return a name without wildcards even if no such file exists.
+
+    A name with wildcards is also a pattern: a shell that redirects to `*.log` may have created such a file.
+    """
+    paths = {*expand_glob(pattern)} if glob.has_magic(pattern) else set[str]()
     if os.path.isdir(pattern):
-        return sorted({*expand_glob(os.path.join(glob.escape(pattern), "**"))})
-    if glob.has_magic(pattern) and not os.path.exists(pattern):
-        return sorted({*expand_glob(pattern)})
-    return [pattern]
+        paths.update(expand_glob(os.path.join(glob.escape(pattern), "**")))
+    elif not glob.has_magic(pattern) or os.path.exists(pattern):
+        paths.add(pattern)
+    return sorted(paths)
 
 
 def expand_glob(pattern: str) -> Iterator[str]:

@@ -493,6 +493,7 @@ class StreamIndex:
         set_path(stream, str(path))
         stream.compression = content.compression
         stream.ended_size = stream.ended_ns = -1
+        stream.forget_end()
         self._by_file_id[file_id] = stream
         self.save_later(stream)
 

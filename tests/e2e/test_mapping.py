@@ -72,9 +72,12 @@ def test_an_export_with_other_column_names_is_shipped_with_the_suggested_mapping
         (b'{"data":[{"IP":"192.0.2.1"}]}', "its records are in an array; write one per line: jq -c '.data[]'"),
         (b'{"data":[' + b'{"IP":"192.0.2.1"},' * 20_000 + b"{}]}", "jq -c '.data[]'"),
         (b'{\n "data": [\n  {\n   "IP": "192.0.2.1"\n  }\n ]\n}\n', "one per line: jq -c '.data[]'"),
-        (b"1,2,3\n4,5,6\n", "is the first row a header?"),
         (b"sep=,\nEventId,IP,BTag\n1,2,3\n", "delete the lines before the header"),
         (b"Players of May\n\nEventId;IP;BTag\n1;2;3\n", "delete the lines before the header"),
+        (b"\xef\xbb\xbfsep=;\r\nEventId;IP;BTag\r\n1;2;3\r\n", "delete the lines before the header"),
+        (b"1,2,3\n4,5,6\n", "is the first row a header?"),
+        pytest.param(b"1,2,1\n4,5,6\n", "is the first row a header?", id="values twice"),
+        pytest.param(b",".join([b"%d" % n for n in range(1001)]) + b"\n7\n", "is the first row a header?", id="wide"),
     ],
 )
 def test_a_file_without_records_is_described(shipper: Shipper, data: bytes, words: str):
@@ -245,11 +248,33 @@ def test_csv_without_a_known_header_and_other_encodings_are_recognised(shipper: 
     assert ("CSV needs a header" in shipped.stderr) == (encoding == "utf-8"), shipped
 
 
-def test_suggest_names_the_encoding_of_a_file_that_is_not_utf_8(shipper: Shipper):
+@pytest.mark.parametrize("rows", ["EventId;IP;IP\n1;2;3\n", "EventId;IP;BTag\n1;2;3;\n"])
+def test_a_known_header_is_not_reported_as_unknown(shipper: Shipper, rows: str):
+    path = shipper.folder / "export.csv"
+    path.write_text(rows)
+    assert "no column has a known name" in shipper.run("validate", "-", data=b"1;2;3\n4;5;6\n").stdout
+    for checked in (shipper.run("validate", "-", data=rows.encode()), shipper.run("validate", path)):
+        assert checked.returncode != 0, checked
+        assert "no column has a known name" not in checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("encoding", "words"),
+    [("latin-1", "it is not UTF-8; convert it, for example: iconv -f WINDOWS-1252"), ("utf-16", "iconv -f UTF-16")],
+)
+def test_suggest_names_the_encoding_of_a_file_that_is_not_utf_8(shipper: Shipper, encoding: str, words: str):
     path = local_export(shipper.folder / "export.csv", {})
-    path.write_bytes(path.read_text().replace("brisk", "br\xefsk").encode("latin-1"))
+    path.write_bytes(path.read_text().replace("brisk", "br\xefsk").encode(encoding))
     suggested = shipper.run("mapping", "suggest", path)
-    assert (suggested.returncode, "it is not UTF-8; convert it first" in suggested.stderr) == (2, True), suggested
+    assert (suggested.returncode, words in suggested.stderr) == (2, True), suggested
+
+
+def test_suggest_says_that_a_file_with_only_a_header_has_no_records(shipper: Shipper):
+    path = shipper.folder / "export.csv"
+    path.write_text("EventId,IP\n")
+    suggested = shipper.run("mapping", "suggest", path)
+    assert (suggested.returncode, "it has no records" in suggested.stderr) == (2, True), suggested
+    assert "no field has a known name" not in suggested.stderr
 
 
 def test_times_that_do_not_exist_are_reported_as_such(shipper: Shipper):

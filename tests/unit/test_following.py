@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,30 @@ def test_a_file_closed_for_others_is_known_to_be_unchanged(tmp_path: Path):
     assert until["a.log"] == 300.0
     bench.stop()
     bench.store.close()
+
+
+def test_what_a_replacement_adds_to_a_file_is_not_delivered_before_it_is_settled(bench: Bench):
+    """As with `rsync`, which replaces a file by a longer one, here while the previous replacement is identified."""
+
+    def replace(end: int) -> None:
+        bench.write("longer", lines(0, end)).replace(bench.folder / "a.log")
+
+    bench.write("a.log", lines(0, 10))
+    settle(bench.store, read_overview(bench, 100.0))
+    replace(20)
+    read_overview(bench, 101.0)
+    replace(30)
+    written_at, delivered = 102.0, b""
+    for now in count(103):
+        chunks = read_overview(bench, float(now))
+        bench.follower.save()
+        assert not bench.snapshot(now).is_delivered(written_at)
+        settle(bench.store, chunks)
+        delivered += b"".join(chunk.data for chunk in chunks)
+        if delivered.endswith(lines(29, 30)):
+            break
+    read_overview(bench, now + 1.0)
+    assert bench.snapshot(now + 1).is_delivered(written_at)
 
 
 def test_the_last_save_updates_settled_until_of_quiet_files(bench: Bench):

@@ -1,0 +1,41 @@
+"""Which files a pattern finds."""
+
+from pathlib import Path
+
+from shipper.sources.discovery import Patterns
+from tests.cases import each
+
+
+@each("name", ["*.log", "app-[0-9].log", "app-?.log", "[ab]pp-1.log"])
+def test_a_file_named_like_a_pattern_does_not_hide_the_files_that_the_pattern_matches(
+    tmp_path: Path, name: str
+) -> None:
+    """As the shell creates one for `> *.log` where no file matches yet."""
+    folder = tmp_path / name.encode().hex()
+    folder.mkdir()
+    for existing in (name, "app-1.log"):
+        (folder / existing).touch()
+
+    assert _found(folder, name) == {name, "app-1.log"}
+
+
+def test_a_folder_named_like_a_pattern_does_not_hide_the_files_that_the_pattern_matches(tmp_path: Path) -> None:
+    (tmp_path / "*").mkdir()
+    for name in ("*/below.log", "app.log"):
+        (tmp_path / name).touch()
+
+    assert _found(tmp_path, "*") == {"*/below.log", "app.log"}
+
+
+def test_files_and_folders_with_brackets_in_their_names_are_found(tmp_path: Path) -> None:
+    (tmp_path / "exports [1]").mkdir()
+    for name in ("exports [1]/app.log", "app [1].log"):
+        (tmp_path / name).touch()
+
+    assert _found(tmp_path, "exports [1]") == {"exports [1]/app.log"}
+    assert _found(tmp_path, "app [1].log") == {"app [1].log"}
+
+
+def _found(folder: Path, pattern: str) -> set[str]:
+    patterns = Patterns([str(folder / pattern)], state_directory=folder / "state")
+    return {str(found.path.relative_to(folder)) for found in patterns.find()}
