@@ -169,11 +169,12 @@ def flush(producer: Producer, limit_s: float) -> bool:
     """Wait until all messages are acknowledged or failed; return False on a timeout."""
     try:
         return not producer.flush(limit_s)
-    except SystemError as error:  # a callback ran while the client raised a fatal error
+    except SystemError as error:  # a callback ran while the client raised a fatal error, which that hides or even loses
         cause: BaseException | None = error
         while isinstance(cause, SystemError):
             cause = cause.__cause__
-        raise cause or error from None
+        lost = KafkaError(KafkaError._FATAL, "the client failed and lost the reason", fatal=True)
+        raise cause or KafkaException(lost) from None
 
 
 def _is_transient(exception: BaseException) -> bool:
