@@ -506,7 +506,7 @@ def test_a_request_to_a_suspended_shipper_ends_with_advice(
         running.process.send_signal(signal.SIGCONT)
     assert result.returncode == 5, result.stderr
     assert "does not react: it is suspended or stuck" in result.stderr
-    assert running.stop().returncode == 0
+    assert running.stop().returncode in {0, 4}, "4: it was still starting"
 
 
 # The socket ---------------------------------------------------------------------------------------------------------
