@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import sys
@@ -34,6 +35,8 @@ _views: Final = ExitStack()  # temporary directories, deleted when the process e
 # New objects between two garbage collections. Shipping leaves almost no garbage, but a connection to the admin address
 # leaves cycles of about 5 KB.
 _GC_THRESHOLDS: Final = (10_000, 20, 20)
+
+_FULL_OUTPUT: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 def format_option(text: str, *aliases: str) -> Any:
@@ -214,13 +217,16 @@ def tolerate_closed_stdout() -> Iterator[None]:
         yield
     except BrokenPipeError:
         discard(sys.stdout)
-    except OSError:
+    except OSError as error:
+        is_output = error.errno in _FULL_OUTPUT and error.filename is None  # after a large write, a flush succeeds
         try:
-            sys.stdout.flush()  # fails again if stdout was the cause
-        except OSError as error:
-            discard(sys.stdout)
-            raise ShipperError(f"cannot write to standard output: {error.strerror}") from error
-        raise
+            sys.stdout.flush()  # otherwise it fails again if stdout was the cause
+        except OSError:
+            is_output = True
+        if not is_output:
+            raise
+        discard(sys.stdout)
+        raise ShipperError(f"cannot write to standard output: {error.strerror}") from error
 
 
 def say(text: str) -> None:

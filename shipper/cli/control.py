@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from contextlib import closing, suppress
@@ -18,6 +19,7 @@ from shipper.system.control import Answer, Request, connect
 
 _START_LIMIT_S: Final = 2.0  # between acquiring the lock and listening
 _START_POLL_S: Final = 0.05
+_ACKNOWLEDGE_LIMIT_S: Final = 10.0
 
 
 def retry(*, options: SettingsOptions) -> None:
@@ -70,6 +72,7 @@ def send_request(client: socket.socket, command: str, content: object = None) ->
         The exit code, and the content of the last answer.
     Raises:
         DeliveryGaveUpError: The other process ended before it answered.
+        StateInUseError: It does not react, because it is frozen or stuck.
     """
     request = Request(command=command, content=msgspec.Raw(msgspec.json.encode(content)))
 
@@ -78,8 +81,17 @@ def send_request(client: socket.socket, command: str, content: object = None) ->
             client.shutdown(socket.SHUT_WR)
 
     with at_stop(end), suppress(ConnectionError), closing(client), client.makefile("rb") as lines:
-        client.sendall(msgspec.json.encode(request) + b"\n")
-        for line in lines:
+        client.settimeout(_ACKNOWLEDGE_LIMIT_S)
+        try:
+            client.sendall(msgspec.json.encode(request) + b"\n")
+            received = lines.readline()  # sent at once, before the command is carried out
+        except TimeoutError:
+            raise StateInUseError(
+                "the running shipper does not react: it is suspended or stuck; see shipper status, continue or restart "
+                "it, and run the same command again. Nothing is lost meanwhile"
+            ) from None
+        client.settimeout(None)
+        for line in itertools.chain([received], lines):
             if not line.endswith(b"\n"):  # truncated
                 break
             answer = msgspec.json.decode(line, type=Answer)

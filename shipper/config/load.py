@@ -280,6 +280,10 @@ def _convert(leaf: Leaf, entry: Entry) -> Any:
         raise ConfigError(_describe_error(leaf, entry, str(exc)), key=leaf.key, source=entry.source) from None
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{value} is not a finite number", key=leaf.key, source=entry.source)
+    if isinstance(value, Path) and os.path.expanduser(entry.value).startswith("~/"):
+        # Not a folder of that name, which would depend on the current one.
+        problem = f"{entry.value}: the home directory of this user is unknown; write the path without ~"
+        raise ConfigError(problem, key=leaf.key, source=entry.source)
     if isinstance(value, LiteralSecret):
         return LiteralSecret(value.reveal(), entry.source)
     return value

@@ -570,14 +570,16 @@ def default_state_directory(environ: Mapping[str, str]) -> Path:
     Return the default state directory.
 
     Returns:
-        `$XDG_STATE_HOME/shipper`; else `/var/lib/shipper` for root, `~/.local/state/shipper` for others.
+        `$XDG_STATE_HOME/shipper`; else `~/.local/state/shipper`, or `/var/lib/shipper` for root and users without a
+        home directory.
     """
     base = environ.get("XDG_STATE_HOME", "")
     if os.path.isabs(base):  # the XDG specification says to ignore a relative path
         return Path(base, "shipper")
-    if os.geteuid() == 0:
+    home = environ.get("HOME") or os.path.expanduser("~")
+    if os.geteuid() == 0 or home == "~":  # unknown, as for a user of a container without an entry in its passwd file
         return Path("/var/lib/shipper")
-    return Path(environ.get("HOME") or os.path.expanduser("~"), ".local/state/shipper")
+    return Path(home, ".local/state/shipper")
 
 
 def require_endpoint(settings: Settings, section: Literal["intake", "report"]) -> EndpointSettings:

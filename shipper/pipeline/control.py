@@ -207,6 +207,7 @@ class _Control:
             if (command := self._commands.get(request.command)) is None:
                 raise _BadRequestError(f"process {os.getpid()} is shipper {__version__}, which lacks this command")
             log.info("request_received", command=request.command)
+            await client.answer()  # acknowledges it; the command may take long
             self._active_requests += 1
             try:
                 await command(client, request.content)

@@ -76,7 +76,10 @@ class Spool:
         self._full_since: float | None = None
         self._writing = threading.Lock()
         self.is_exhausted = False
-        self._segments = Segments(directory, settings, known=known, next_stream_id=next_stream_id, forget=forget)
+        try:
+            self._segments = Segments(directory, settings, known=known, next_stream_id=next_stream_id, forget=forget)
+        except OSError as error:
+            raise _spool_error(directory, f"cannot be opened ({error.strerror})") from error
         self._input: Input | None
         if isinstance(source, int):
             check_disk(directory)
@@ -164,10 +167,7 @@ class Spool:
                 f"the spool {self._directory} could not be synced to its disk ({error.strerror}), and another attempt "
                 "would not show whether data is lost; check the disk, then start again to deliver the remaining data"
             )
-        return StateError(
-            f"the spool {self._directory} cannot be written ({error.strerror}); correct that and start again: its "
-            "data is still there"
-        )
+        return _spool_error(self._directory, f"cannot be written ({error.strerror})")
 
     def _move(self, source: Input, now: float) -> None:
         with self._writing, at_work(WorkItem("spool", str(self._directory))):
@@ -247,7 +247,10 @@ class Spool:
                 changed = self._changed
                 is_closed = segment.is_closed
                 segment.stream.note_end(segment.size, self._wall_time())
-                chunk = await self._run_sync(self._read, reader, is_closed)
+                try:
+                    chunk = await self._run_sync(self._read, reader, is_closed)
+                except OSError as error:
+                    raise _spool_error(self._directory, f"cannot be read ({error.strerror})") from error
                 if chunk is not None:
                     await chunks_tx.send(chunk)
                 elif is_closed:
@@ -286,3 +289,7 @@ class Spool:
         if settled := self._segments.take_settled():
             await self._run_sync(self._segments.delete, settled)
             self._wake()
+
+
+def _spool_error(directory: Path, problem: str) -> StateError:
+    return StateError(f"the spool {directory} {problem}; correct that and start again: its data is still there")

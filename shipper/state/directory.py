@@ -17,7 +17,10 @@ from shipper.model.errors import ConfigError, StateInUseError, first_of
 from shipper.system.permissions import DENIALS, access_problem, describe_ownership, file_type_problem
 
 # Never advise to use another directory: all inputs would be read and sent again.
-ACCESS_ADVICE: Final = "It was left unchanged: change its owner or mode (chown, chmod), or run shipper as its owner"
+ACCESS_ADVICE: Final = (
+    "It was left unchanged: change its owner or mode (chown, chmod), run shipper as its owner, or make a read-only "
+    "file system writable"
+)
 
 # For each database: a query that counts its contents, and the files created beside it.
 _COUNTS: Final = {"state.db": "SELECT read FROM totals", "reports.db": "SELECT count(*) FROM versions"}

@@ -18,6 +18,15 @@ from shipper.system.permissions import DENIALS, access_problem, file_type_proble
 from shipper.system.work import WorkItem, at_work, waiting
 
 _DENIED: Final = {sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH}
+# Errors of the machine, not of the file.
+_INTACT: Final = {
+    *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
+    *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PROTOCOL),
+}
+_INTACT_ADVICE: Final = (
+    "It was left unchanged and may be intact, so keep it: check its disk, the free inodes of its file system (df -i) "
+    "and the limit of open files, and run the command again"
+)
 _IF_MOVED: Final = "every input is then read from its beginning and sent again with the same EventIds"
 
 
@@ -57,9 +66,7 @@ def translate_errors(path: Path, *, if_moved: str = _IF_MOVED) -> Iterator[None]
             ) from error
         if message := _explain_denial(path, error):
             raise StateError(message) from error
-        raise StateError(
-            f"{path} cannot be used ({error}). It was left unchanged. To start over, move it away: {if_moved}"
-        ) from error
+        raise StateError(f"{path} cannot be used ({error}). {advice_for(error, if_moved)}") from error
 
 
 def fetch(db: sqlite3.Connection, path: Path, query: str, values: Sequence[object] = ()) -> list[Any]:
@@ -74,6 +81,13 @@ def _is_full(error: Exception) -> bool:
         return error.errno in {errno.ENOSPC, errno.EDQUOT}
     code = getattr(error, "sqlite_errorcode", 0)
     return code in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_WRITE}
+
+
+def advice_for(error: Exception, if_moved: str = _IF_MOVED) -> str:
+    """Return what to do about a file that cannot be used: only a damaged or foreign one should be moved away."""
+    if isinstance(error, OSError) or getattr(error, "sqlite_errorcode", 0) & 0xFF in _INTACT:
+        return _INTACT_ADVICE
+    return f"It was left unchanged. To start over, move it away: {if_moved}"
 
 
 def _explain_denial(path: Path, error: Exception) -> str:

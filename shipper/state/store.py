@@ -35,7 +35,7 @@ from shipper.state.schema import (
     wal_matches,
     wal_path,
 )
-from shipper.state.sqlite import fetch, transaction, translate_errors
+from shipper.state.sqlite import advice_for, fetch, transaction, translate_errors
 from shipper.state.streams import StreamTable
 from shipper.system.crash_points import crash_point
 from shipper.system.work import WorkItem, at_work, waiting
@@ -50,6 +50,7 @@ _TRANSIENT: Final = {
 }
 _MESSAGE_BYTES: Final = 4096
 _WAL_BYTES: Final = 1 << 20
+_CHECKED_BYTES_MAX: Final = 1 << 24  # takes milliseconds
 _EMPTY_WAL: Final = "PRAGMA wal_checkpoint(TRUNCATE)"
 _BUSY_LIMIT_S: Final = 30.0
 _LETTER_COLUMNS: Final = (
@@ -123,6 +124,9 @@ class Store:
         size = self._db.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size").fetchone()[0]
         if self._path.stat().st_size < size:
             raise sqlite3.DatabaseError(f"it is truncated: {self._path.stat().st_size} of {size} bytes are left")
+        # Otherwise each start might send records before it finds that it cannot save them.
+        if size <= _CHECKED_BYTES_MAX and (found := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            raise sqlite3.DatabaseError(f"it is damaged: {' '.join(found.split())}")
         self._db.execute("PRAGMA wal_autocheckpoint = 0")  # `_transaction` does it
         # A spool segment is deleted after the commit that settles it, so the commit must be on disk by then.
         self._db.execute("PRAGMA synchronous = FULL")
@@ -192,9 +196,10 @@ class Store:
                 self._bound_wal()
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            is_damaged = code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
             raise (StateUnwritableError if code in _TRANSIENT else StateError)(
-                f"{self._path} cannot be written ({error}); nothing is lost: "
-                "unsaved records are sent again at the next start"
+                f"{self._path} cannot be written ({error}); nothing is lost: unsaved records are sent again at the "
+                f"next start{f'. {advice_for(error)}' if is_damaged else ''}"
             ) from error
         finally:
             self._lock.release()

@@ -70,7 +70,7 @@ def headline_of(snapshot: Snapshot) -> Headline:
         return _stopped(snapshot, live)
     if snapshot.is_silent:
         title = f"Process {live.process_id} has not reported for {span(snapshot.at - live.at)}"
-        detail = ": it hangs, or cannot write into its state directory, for example because the disk is full"
+        detail = ": it hangs, or cannot write into its state directory"
         sub = "Run shipper retry, which asks the process why delivery pauses; its log says the same."
         return Headline(state="bad", title=title, detail=detail, sub=sub)
     is_draining = live.phase == "draining"

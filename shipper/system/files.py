@@ -61,11 +61,31 @@ def read_json(path: Path, kind: type[T]) -> T | None:
 
 
 def replace_json(path: Path, value: object) -> None:
-    """Replace a small JSON file with mode 0600 atomically, as its only writer, but not durably."""
+    """
+    Replace a small JSON file with mode 0600 atomically, as its only writer, but not durably.
+
+    On a full disk, overwrite it in place, which needs no space; a reader might see a mixture at that moment.
+    """
+    content = msgspec.json.encode(value)
     temporary = path.with_name(f".{path.name}")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | GUARDED, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(value))
-    temporary.replace(path)
+    try:
+        _write(temporary, content, os.O_CREAT | os.O_TRUNC)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        with suppress(OSError):
+            temporary.unlink()
+        if len(content) > path.stat().st_blocks * 512:
+            raise
+        _write(path, content, 0)
+    else:
+        temporary.replace(path)
+
+
+def _write(path: Path, content: bytes, flags: int) -> None:
+    with open(os.open(path, os.O_WRONLY | flags | GUARDED, 0o600), "wb") as file:
+        file.write(content)
+        file.truncate()
 
 
 def sync_directory(directory: Path) -> None:

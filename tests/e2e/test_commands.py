@@ -19,6 +19,8 @@ import pytest
 import typer
 
 from shipper.cli.app import command_line
+from shipper.cli.common import tolerate_closed_stdout
+from shipper.model.errors import ShipperError
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import QUICK, SHIPPER, Service, Shipper, changed
 from tests.e2e.fake_service import FakeService, events_of
@@ -375,6 +377,13 @@ def test_a_standard_output_that_cannot_be_written_is_an_error(
     )
     assert result.returncode == 1
     assert result.stderr.endswith("shipper: cannot write to standard output: No space left on device\n")
+
+
+def test_an_output_longer_than_a_buffer_that_cannot_be_written_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(ShipperError, match="cannot write to standard output"), tolerate_closed_stdout():
+            print("x" * 100_000, flush=True)
 
 
 @pytest.mark.usefixtures("ships_to_fake")

@@ -493,6 +493,22 @@ def test_erasing_a_consumer_is_refused_while_the_spool_is_read(
     assert running.stop().returncode == 0
 
 
+@pytest.mark.parametrize("command", ["retry", "dead-letters replay", "dead-letters purge --consumer-id 1 --yes"])
+def test_a_request_to_a_suspended_shipper_ends_with_advice(
+    start: Start, shipper: Shipper, service: Service, command: str
+):
+    running = listening(start, shipper)
+    shipper.shortened["shipper.cli.control._ACKNOWLEDGE_LIMIT_S"] = 0.3
+    running.process.send_signal(signal.SIGSTOP)
+    try:
+        result = shipper.run(*command.split(), check=False)
+    finally:
+        running.process.send_signal(signal.SIGCONT)
+    assert result.returncode == 5, result.stderr
+    assert "does not react: it is suspended or stuck" in result.stderr
+    assert running.stop().returncode in {0, 4}, "4: it was still starting"
+
+
 # The socket ---------------------------------------------------------------------------------------------------------
 
 

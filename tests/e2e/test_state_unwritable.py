@@ -95,6 +95,21 @@ def test_a_run_pauses_while_the_state_is_full_or_read_only_and_then_resumes(
     assert Counter(fake.event_ids()) == Counter(sample.ids[:saved]), "something was sent twice by one process"
 
 
+def test_status_shows_pause_and_advice_while_the_disk_of_the_state_is_full(
+    shipper: Shipper, service: Service, tail: Tail, disk: SmallDisk
+):
+    running = tail.start()
+    saved = save_some(tail, shipper, running)
+    running.wait_until(lambda: "running since" in shipper.run("status").stdout, "it has reported")
+    with no_room_for_state(running, disk):
+        tail.append(saved, saved + 100)
+        running.wait_for("delivery_paused")
+        running.wait_until(lambda: "(state_unwritable)" in shipper.run("status").stdout.splitlines()[0], "it is shown")
+        assert "what to do: make room on the disk" in shipper.run("status").stdout
+    running.wait_until(lambda: "paused" not in shipper.run("status").stdout, "it has resumed")
+    assert running.stop().returncode == 0
+
+
 def test_only_unsaved_records_are_repeated_after_a_run_ended_with_an_unwritable_state(
     shipper: Shipper, service: Service, tail: Tail, disk: SmallDisk
 ):

@@ -22,6 +22,7 @@ from shipper.model.framing import CUT_MARK
 from shipper.model.records import Chunk, Marker, Stream
 from shipper.sources import spool as spool_module
 from shipper.sources.feed import Feed
+from shipper.sources.reader import StreamReader
 from shipper.sources.segments import newest_segment_id
 from shipper.sources.spool import Spool
 from tests.e2e.surroundings import small_disk
@@ -243,6 +244,29 @@ async def test_other_disk_errors_are_not_waited_out(bench: Bench, piped: Piped, 
     assert caught.group_contains(
         StateError, match=rf"the spool {bench.directory} cannot be written \(Input/output error"
     )
+
+
+async def test_a_spool_that_cannot_be_read_is_named(bench: Bench, piped: Piped, monkeypatch: pytest.MonkeyPatch):
+    def read(reader: StreamReader, *, is_final: bool) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(StreamReader, "read", read)
+    with pytest.raises(ExceptionGroup) as caught:
+        await bench.ship(bench.spool(piped(LINES)))
+    assert caught.group_contains(StateError, match=rf"the spool {bench.directory} cannot be read \(Input/output error")
+    stored = b"".join(path.read_bytes() for path in sorted(bench.directory.iterdir()))
+    assert LINES.startswith(stored)
+    assert stored
+
+
+def test_a_spool_that_cannot_be_created_is_named(bench: Bench, piped: Piped, monkeypatch: pytest.MonkeyPatch):
+    def mkdir(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    bench.directory.rmdir()
+    with pytest.raises(StateError, match=rf"the spool {bench.directory} cannot be opened \(No space left on device"):
+        bench.spool(piped(LINES))
 
 
 async def test_a_full_spool_resumes_when_the_last_chunk_of_a_segment_is_settled_at_once(bench: Bench):

@@ -626,6 +626,15 @@ def test_a_tilde_is_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load(overrides=("state.directory=~/s",)).state.directory == Path("/home/x/s")
 
 
+def test_a_user_without_a_home_directory_gets_no_folder_named_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 54_321)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # raises KeyError, as for a user without an entry
+    assert default_state_directory({}) == Path("/var/lib/shipper")
+    with pytest.raises(ConfigError, match="home directory of this user is unknown"):
+        load(overrides=("state.directory=~/s",))
+
+
 # --- the types as documentation ---
 
 

@@ -385,7 +385,52 @@ def test_a_full_disk_at_startup_is_not_reported_as_a_broken_state(code: int, is_
         raise error
     assert isinstance(caught.value, StateUnwritableError) == is_full
     assert ("make room" in str(caught.value)) == is_full
-    assert ("move it away" in str(caught.value)) != is_full
+
+
+@each(
+    ("error", "is_intact"),
+    [
+        (sqlite3.SQLITE_CORRUPT, False),
+        (sqlite3.SQLITE_NOTADB, False),
+        (sqlite3.SQLITE_IOERR_READ, True),
+        (sqlite3.SQLITE_CANTOPEN, True),  # no free inode for the log, or too many open files
+        (sqlite3.SQLITE_BUSY, True),
+        (OSError(errno.EIO, "Input/output error"), True),
+    ],
+)
+def test_only_a_damaged_database_is_to_be_moved_away(tmp_path: Path, error: int | OSError, is_intact: bool):
+    if isinstance(error, int):
+        raised: Exception = sqlite3.OperationalError("it did not work")
+        raised.sqlite_errorcode = error  # type: ignore[attr-defined]
+    else:
+        raised = error
+    with pytest.raises(StateError) as caught, translate_errors(tmp_path / "state.db"):
+        raise raised
+    assert ("move it away" in str(caught.value)) != is_intact
+    assert ("may be intact, so keep it" in str(caught.value)) == is_intact
+
+
+def test_damage_inside_a_database_is_found_before_anything_is_sent(tmp_path: Path):
+    Store(tmp_path).close()
+    path = tmp_path / "state.db"
+    with closing(sqlite3.connect(path)) as db:
+        (page,) = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'dead_letters'").fetchone()
+        (size,) = db.execute("PRAGMA page_size").fetchone()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+    before = path.read_bytes()
+    with pytest.raises(StateError, match=r"it is damaged: .*left unchanged.*move it away"):
+        Store(tmp_path)
+    assert path.read_bytes() == before
+
+
+def test_damage_found_while_saving_is_reported_with_advice(store: Store):
+    error = sqlite3.DatabaseError("database disk image is malformed")
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    with pytest.raises(StateError, match=r"left unchanged.*move it away") as caught, store._transaction():
+        raise error
+    assert not isinstance(caught.value, StateUnwritableError)
 
 
 # In the directory of somebody else ------------------------------------------------------------------------------------
