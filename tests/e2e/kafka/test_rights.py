@@ -78,6 +78,34 @@ def test_the_reason_why_a_client_cannot_connect_is_named(secure: Group):
     assert_named("input.kafka.ca_bundle")
 
 
+def test_a_password_that_is_changed_in_the_brokers_and_then_in_its_file_is_used_without_a_restart(
+    secure: Group, service: Service, sample: Sample
+):
+    shortened = {
+        "shipper.kafka.member._PASSWORD_INTERVAL_S": 0.5,
+        "shipper.kafka.member_status._LOGIN_RETRY_S": 12.0,
+    }
+    secure.shipper.shortened = secure.shipper.shortened | shortened
+    file = secure.shipper.folder / "password"
+    secure.broker.produce(secure.topic, values(sample, 0, 10))
+    running = secure.member()
+    running.wait_until(secure.is_settled, "the group is at the end")
+    try:
+        secure.broker.set_password("another-one")
+        secure.broker.stop()  # ends the connections that the old password has opened
+        secure.broker.start()
+        secure.broker.produce(secure.topic, [*values(sample, 10, 20), b"bad"])
+        running.wait_until(lambda: "broker_forbidden" in pauses(running), "the old password is refused")
+        file.write_text("another-one")
+        running.wait_until(secure.is_settled, "the group is at the end, with the new password")
+        running.wait_until(lambda: Admin(running).get("/readyz").status_code == 200, "it is ready again")
+    finally:
+        secure.broker.set_password(PASSWORD)
+    secure.finish(running)
+    service.assert_holds_exactly(sample.ids[:20])
+    assert "another-one" not in running.stderr
+
+
 def token(life_s: float) -> str:
     """Make an unsigned token, which the broker accepts here."""
     now = time.time()
