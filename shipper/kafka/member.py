@@ -307,8 +307,8 @@ class Member:
     def _handle_error(self, error: KafkaError, key: Partition, offset: int | None) -> None:
         stream = self.assignment.streams.get(key)
         if error.code() == KafkaError._PARTITION_EOF:
-            is_read_again = key in self.assignment.revoked or (stream is not None and stream.is_waiting)
-            if stream is not None and offset is not None and not is_read_again:
+            is_unread = key in self.assignment.revoked or (stream is not None and (stream.is_waiting or stream.stopped))
+            if stream is not None and offset is not None and not is_unread:
                 stream.note_eof(offset)
         elif error.code() == KafkaError._AUTO_OFFSET_RESET and stream is not None:
             self.assignment.restart(stream, reset=error)

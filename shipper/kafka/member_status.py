@@ -25,6 +25,7 @@ class MemberStatus:
 
     Attributes:
         tombstones_skipped: In partitions that this process has handed over.
+        unreachable_records: Records that were gone before they were read, in gaps that reading continued after.
         transactions: Counts by outcome.
     """
 
@@ -39,6 +40,7 @@ class MemberStatus:
         self._errors: Counter[str] = Counter()
         self._transaction_seconds = 0.0
         self.tombstones_skipped = 0
+        self.unreachable_records = 0
         self.transactions: Counter[str] = Counter(committed=0, aborted=0, in_doubt=0)
         self._login_refused_at: float | None = None
 
@@ -59,6 +61,7 @@ class MemberStatus:
             partitions=partitions,
             rebalances=dict(self._rebalances),
             tombstones_skipped=self.tombstones_skipped + sum(stream.tombstones_skipped for stream in streams),
+            unreachable_records=self.unreachable_records,
             transactions=dict(self.transactions),
             transaction_seconds=round(self._transaction_seconds, 3),
             broker_errors=dict(self._errors),
