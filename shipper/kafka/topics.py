@@ -221,7 +221,8 @@ class Topics:
     def _finding_of(self, name: str, error: KafkaError) -> Finding:
         if error.code() in UNKNOWN_TOPIC:
             return Finding(name, missing_topic(is_input=name not in {self._settings.letters, self._settings.ledger}))
-        why = describe_refusal(self._settings, error, required_right(self._settings, name))
+        is_topic = error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+        why = describe_refusal(self._settings, error, required_right(self._settings, name) if is_topic else "")
         reason = self._connection_errors.describe(self._settings, error) or describe(error)
         return Finding(name, why or f"cannot be examined: {reason}", is_unreachable=not why)
 

@@ -58,6 +58,23 @@ def test_status_needs_a_right_only_to_count_dead_letters(secure: Group):
     assert "dead letters: 0 kept\n" in secure.shipper.run("status", check=False).stdout
 
 
+def test_status_names_the_rights_that_it_needs(secure: Group):
+    secure.shipper.shortened = secure.shipper.shortened | {"shipper.kafka.offsets._CALL_S": 3.0}
+    needs = f"user {USER} needs DESCRIBE on the group {secure.name} and the topics {secure.topic}\n"
+    for name in ("topic", "group"):
+        secure.broker.revoke(secure.rights[name])
+        refused = secure.shipper.run("status", check=False)
+        assert (refused.returncode, needs in refused.stderr) == (2, True), refused
+        secure.broker.grant(secure.rights[name])
+
+
+def test_the_dead_letters_and_the_ledger_can_be_read_without_a_right_on_the_group(secure: Group):
+    secure.broker.revoke(secure.rights["group"])
+    secure.broker.grant(right(ResourceType.TOPIC, secure.letters, AclOperation.READ))
+    assert secure.shipper.run("dead-letters", "list", check=False).stdout == "no dead letters\n"
+    assert secure.shipper.run("ledger", check=False).returncode == 0
+
+
 def test_the_reason_why_a_client_cannot_connect_is_named(secure: Group):
     limits = {f"shipper.kafka.{name}": 2.0 for name in ("offsets._CALL_S", "documents._READ_S", "view._CALL_S")}
     secure.shipper.shortened = secure.shipper.shortened | limits
