@@ -228,6 +228,13 @@ class Topics:
 
     def create(self) -> Iterator[Finding]:
         """Create the topics that members write, unless they exist."""
+        for name in self._settings.topics:
+            try:
+                self._describe_topic(name)
+            except KafkaException as exception:
+                if error_of(exception).code() in UNKNOWN_TOPIC:  # the size of its messages is unknown
+                    yield Finding(self._settings.letters, f"no topic is created before {name}, whose messages must fit")
+                    return
         config = {"cleanup.policy": "compact", "max.compaction.lag.ms": str(_COMPACTION_LAG_MS)}
         topics = [
             NewTopic(
