@@ -358,6 +358,7 @@ class Assignment:
             log.error("partition_stopped", message=start.gap)
         elif start.gap:
             stream.unreachable = start.missing
+            self._status.unreachable_records += start.missing
             log.error("source_unreachable", message=start.gap, records=start.missing)
         return stream
 

@@ -326,12 +326,12 @@ def describe_refusal(settings: KafkaSettings, error: KafkaError, right: str = ""
     Describe which right is missing; return "" for any other error.
 
     Args:
-        right: The right on a topic that the call needs, if known.
+        right: The rights on topics and the group that the call needs, if known.
     """
     group, topics = settings.group_id, (*settings.topics, settings.letters, settings.ledger)
     rights = {
         KafkaError.TOPIC_AUTHORIZATION_FAILED: right or ", ".join(required_right(settings, topic) for topic in topics),
-        KafkaError.GROUP_AUTHORIZATION_FAILED: f"READ on the group {group}",
+        KafkaError.GROUP_AUTHORIZATION_FAILED: right or f"READ on the group {group}",
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: f"WRITE on transactional ids from {group}-",
         KafkaError.CLUSTER_AUTHORIZATION_FAILED: "IDEMPOTENT_WRITE on the cluster",
     }

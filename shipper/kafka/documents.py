@@ -403,7 +403,7 @@ def read_documents(settings: KafkaSettings, topic: str, *, is_complete: bool = F
                 number = message.partition() or 0
                 if (message.offset() or 0) >= ends.get(number, 0):
                     open_partitions.discard(number)
-            else:
+            elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # no right on the group is needed
                 raise KafkaException(error)
 
 

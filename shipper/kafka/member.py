@@ -37,7 +37,7 @@ from shipper.kafka.documents import Metadata
 from shipper.kafka.member_status import MemberStatus
 from shipper.kafka.offsets import committed_offsets
 from shipper.kafka.stream import KafkaStream, Partition
-from shipper.model.errors import DeliveryGaveUpError, ShipperError
+from shipper.model.errors import ConfigError, DeliveryGaveUpError, ShipperError
 from shipper.model.records import Backlog, Checkpoint, Chunk
 
 log = structlog.get_logger("kafka")
@@ -51,6 +51,7 @@ _QUEUED_CHUNKS: Final = 64
 _CALL_S: Final = 5.0
 _END_INTERVAL_S: Final = 1.0  # between queries of the ends of partitions: the headline is as current as they are
 _TOPIC_INTERVAL_S: Final = 30.0  # between queries of topic ids
+_PASSWORD_INTERVAL_S: Final = 5.0  # between reads of the password while the brokers refuse it
 _RANGE_INTERVAL_S: Final = 0.5
 _POSITION_INTERVAL_S: Final = 1.0  # between saves of positions without records
 _CLOSE_S: Final = 10.0
@@ -67,6 +68,7 @@ class Member:
     Attributes:
         admin: Queries the brokers.
         status: The counts and obstacles of this member.
+        password: The password for the brokers that was read last; None = none is needed.
         assignment: The partitions of this process.
         unfinished: Once the group has settled all other ranges, the partitions whose ranges cannot be read to their
             end; None until then.
@@ -90,6 +92,7 @@ class Member:
         self._give_up_after_s = give_up_after_s
         self.status = MemberStatus(settings, wall_time=wall_time)
         properties = client_properties(settings)
+        self.password: str | None = properties.get("sasl.password")
         self.admin = AdminClient(properties)
         self._consumer = Consumer(properties | consumer_properties(settings) | {"error_cb": self._note_client_error})
         self._thread = threading.Thread(target=self._run, name="kafka", daemon=True)
@@ -117,7 +120,7 @@ class Member:
         self._is_run_waiting = False
 
         self._answers: deque[Callable[[], None]] = deque()  # of the brokers, to be processed by the thread
-        self._ends_queried_at = self._topics_queried_at = self._ranges_checked_at = now()
+        self._ends_queried_at = self._topics_queried_at = self._ranges_checked_at = self._password_read_at = now()
         self._next_positions_at = now()
         self._saving_positions: Future[Any] | None = None
         self._must_restart_stopped = False
@@ -304,8 +307,8 @@ class Member:
     def _handle_error(self, error: KafkaError, key: Partition, offset: int | None) -> None:
         stream = self.assignment.streams.get(key)
         if error.code() == KafkaError._PARTITION_EOF:
-            is_read_again = key in self.assignment.revoked or (stream is not None and stream.is_waiting)
-            if stream is not None and offset is not None and not is_read_again:
+            is_unread = key in self.assignment.revoked or (stream is not None and (stream.is_waiting or stream.stopped))
+            if stream is not None and offset is not None and not is_unread:
                 stream.note_eof(offset)
         elif error.code() == KafkaError._AUTO_OFFSET_RESET and stream is not None:
             self.assignment.restart(stream, reset=error)
@@ -334,6 +337,9 @@ class Member:
         now = self._now()
         while self._answers:
             self._answers.popleft()()
+        if self.status.is_login_refused() and now >= self._password_read_at + _PASSWORD_INTERVAL_S:
+            self._password_read_at = now
+            self._read_password()
         if self._ranges is not None and self._is_reading:
             self._check_ranges(self._ranges, now)
         if now >= self._ends_queried_at + _END_INTERVAL_S and self.assignment.streams:
@@ -350,6 +356,19 @@ class Member:
             described = self.admin.describe_topics(topics, include_authorized_operations=True, request_timeout=_CALL_S)
             for topic, description in described.items():
                 self._when_answered(description, partial(self._check_topic, topic))
+
+    def _read_password(self) -> None:
+        """Log in with the password that its file contains now; the clients try it with their next connection."""
+        try:
+            password = client_properties(self._settings).get("sasl.password")
+        except ConfigError as error:
+            log.warning("password_unreadable", message=str(error))
+            return
+        if password is not None and password != self.password:
+            self.password = password
+            for client in (self._consumer, self.admin):
+                client.set_sasl_credentials(self._settings.username, password)
+            log.info("password_changed", message="the brokers refused the old one; shipper tries the new one")
 
     def _when_answered(self, future: Future[Any], use: Callable[[Future[Any]], None]) -> None:
         """Have the thread process an answer once it arrives."""

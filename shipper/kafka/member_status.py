@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import structlog
 
@@ -15,6 +16,8 @@ from shipper.model.units import several
 
 log = structlog.get_logger("kafka")
 
+_LOGIN_RETRY_S: Final = 15.0  # the client retries at least every ten seconds
+
 
 class MemberStatus:
     """
@@ -22,6 +25,7 @@ class MemberStatus:
 
     Attributes:
         tombstones_skipped: In partitions that this process has handed over.
+        unreachable_records: Records that were gone before they were read, in gaps that reading continued after.
         transactions: Counts by outcome.
     """
 
@@ -36,7 +40,9 @@ class MemberStatus:
         self._errors: Counter[str] = Counter()
         self._transaction_seconds = 0.0
         self.tombstones_skipped = 0
+        self.unreachable_records = 0
         self.transactions: Counter[str] = Counter(committed=0, aborted=0, in_doubt=0)
+        self._login_refused_at: float | None = None
 
     def state(self, streams: Sequence[KafkaStream], *, is_paused: bool) -> GroupState:
         """Return the state of the member, which owns the partitions of these streams."""
@@ -55,6 +61,7 @@ class MemberStatus:
             partitions=partitions,
             rebalances=dict(self._rebalances),
             tombstones_skipped=self.tombstones_skipped + sum(stream.tombstones_skipped for stream in streams),
+            unreachable_records=self.unreachable_records,
             transactions=dict(self.transactions),
             transaction_seconds=round(self._transaction_seconds, 3),
             broker_errors=dict(self._errors),
@@ -81,6 +88,8 @@ class MemberStatus:
         """Count a broker error; some are obstacles to reading. Thread-safe."""
         settings = self._settings
         self.count_error(error)
+        if error.code() == KafkaError._AUTHENTICATION:
+            self._login_refused_at = self._wall_time()
         if error.code() in FORBIDDEN:
             self._forbidden_topics.add(topic)
             self._add_obstacle(
@@ -98,6 +107,14 @@ class MemberStatus:
 
     def count_error(self, error: KafkaError) -> None:
         self._errors[error.name()] += 1
+
+    def is_login_refused(self) -> bool:
+        """Return whether the brokers have refused this client lately; otherwise, that is no obstacle any more."""
+        at = self._login_refused_at
+        if at is not None and not at <= self._wall_time() < at + _LOGIN_RETRY_S:
+            self._login_refused_at = None
+            self.remove_obstacle("broker_forbidden")
+        return self._login_refused_at is not None
 
     def note_readable(self, topic: str) -> None:
         """Note that this client may read a topic."""

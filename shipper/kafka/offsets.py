@@ -117,7 +117,14 @@ def read_offsets(
     properties = client_properties(settings) | consumer_properties(settings) | {"isolation.level": isolation}
     # A new client, as one that knows a coordinator keeps asking it even if another broker has taken over.
     with closing(Consumer(properties)) as consumer:
-        committed = committed_offsets(consumer, partitions, limit_s)
+        try:
+            committed = committed_offsets(consumer, partitions, limit_s)
+        except KafkaException:
+            # Without a right on the group, the call only times out; the reason arrives as a message.
+            message = consumer.poll(0)
+            if message is not None and (error := message.error()) is not None:
+                raise KafkaException(error) from None
+            raise
     metadata = {key: read_metadata(position.metadata) for key, position in committed.items() if position.offset >= 0}
     initial_partitions: dict[str, int] = {}
     for (name, _), known in metadata.items():
@@ -294,7 +301,8 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
     Raises:
         SourceError: The query failed.
     """
-    with translate_errors(settings, f"group {settings.group_id} cannot be examined"):
+    right = f"DESCRIBE on the group {settings.group_id} and the topics {', '.join(settings.topics)}"
+    with translate_errors(settings, f"group {settings.group_id} cannot be examined", right):
         admin, errors = _open_admin(settings)
         with errors.explaining(settings, admin.poll):
             offsets = read_offsets(admin, settings, settings.topics, _CALL_S, is_stable=False)

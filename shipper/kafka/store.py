@@ -148,6 +148,7 @@ class TransactionStore:
         """
         requested = list(checkpoints)
         with self._lock, at_work(WorkItem("save", f"the topics of group {self._settings.group_id}")):
+            self._use_password(self._member.password)
             if self._in_doubt is None:
                 crash_point("save.begin")
                 self._in_doubt = self._begin_transaction(requested, now_s)
@@ -170,6 +171,13 @@ class TransactionStore:
                 [checkpoint for checkpoint in requested if id(checkpoint) in saved],
                 [checkpoint for checkpoint in requested if id(checkpoint) not in saved],
             )
+
+    def _use_password(self, password: str | None) -> None:
+        """Log in with the password that the member uses."""
+        if password is not None and password != self._properties["sasl.password"]:
+            self._properties["sasl.password"] = password
+            if self._producer is not None:
+                self._producer.set_sasl_credentials(self._settings.username, password)
 
     # The transaction --------------------------------------------------------------------------------------------------
 

@@ -221,12 +221,20 @@ class Topics:
     def _finding_of(self, name: str, error: KafkaError) -> Finding:
         if error.code() in UNKNOWN_TOPIC:
             return Finding(name, missing_topic(is_input=name not in {self._settings.letters, self._settings.ledger}))
-        why = describe_refusal(self._settings, error, required_right(self._settings, name))
+        is_topic = error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+        why = describe_refusal(self._settings, error, required_right(self._settings, name) if is_topic else "")
         reason = self._connection_errors.describe(self._settings, error) or describe(error)
         return Finding(name, why or f"cannot be examined: {reason}", is_unreachable=not why)
 
     def create(self) -> Iterator[Finding]:
         """Create the topics that members write, unless they exist."""
+        for name in self._settings.topics:
+            try:
+                self._describe_topic(name)
+            except KafkaException as exception:
+                if error_of(exception).code() in UNKNOWN_TOPIC:  # the size of its messages is unknown
+                    yield Finding(self._settings.letters, f"no topic is created before {name}, whose messages must fit")
+                    return
         config = {"cleanup.policy": "compact", "max.compaction.lag.ms": str(_COMPACTION_LAG_MS)}
         topics = [
             NewTopic(

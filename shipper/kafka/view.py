@@ -18,6 +18,7 @@ from shipper.kafka.client import (
     ConnectionErrors,
     KafkaError,
     client_properties,
+    error_of,
     flush,
     producer_properties,
     translate_errors,
@@ -178,9 +179,13 @@ class GroupView:
         producer.poll(0)
         if self._fatal is not None:  # the calls would not tell the reason
             raise KafkaException(self._fatal)
-        producer.begin_transaction()
-        _write(producer, documents)
-        producer.commit_transaction(_CALL_S)
+        try:
+            producer.begin_transaction()
+            _write(producer, documents)
+            producer.commit_transaction(_CALL_S)
+        except KafkaException as exception:  # the error that ended the producer may arrive after the call
+            producer.poll(0)
+            raise KafkaException(self._fatal or error_of(exception)) from None
 
     def _note_error(self, error: KafkaError) -> None:
         self._connection_errors(error)

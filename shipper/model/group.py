@@ -49,6 +49,7 @@ class GroupState(Struct, frozen=True, kw_only=True):
         rebalances: Number of partitions `assigned`, `revoked` and `lost`.
         handed_over: Records read here but left unsettled to the next owner of their partition.
         tombstones_skipped: Skipped messages without a value, see `input.kafka.tombstones`.
+        unreachable_records: Records that were gone before they were read; reading continued after them.
         transactions: Number of transactions `committed`, `aborted` and `in_doubt` (outcome unknown).
         transaction_seconds: Total duration of committed transactions.
         broker_errors: Counts by name of the error.
@@ -62,6 +63,7 @@ class GroupState(Struct, frozen=True, kw_only=True):
     rebalances: dict[str, int] = {}
     handed_over: int = 0
     tombstones_skipped: int = 0
+    unreachable_records: int = 0
     transactions: dict[str, int] = {}
     transaction_seconds: float = 0.0
     broker_errors: dict[str, int] = {}

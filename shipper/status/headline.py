@@ -133,11 +133,13 @@ def notices(live: Live | None) -> list[str]:
 
 def _exceptions(snapshot: Snapshot, prefix: str = ", except ") -> str:
     """Describe the exceptions to "everything is delivered" after a prefix; empty = none."""
-    gone = (
-        f"{size(snapshot.unreachable_bytes)} that were gone before they were read" if snapshot.unreachable_bytes else ""
-    )
+    gone, group = "", _group(snapshot)
+    if snapshot.unreachable_bytes:
+        gone = f"{size(snapshot.unreachable_bytes)} that were gone before they were read"
+    elif group is not None and group.unreachable_records:
+        gone = f"{several(group.unreachable_records, 'record')} deleted unread"
     letters = several(_kept(snapshot), "dead letter") if _kept(snapshot) else ""
-    if letters and _group(snapshot):
+    if letters and group:
         letters += " of this process"
     exceptions = " and ".join(filter(None, [gone, letters]))
     return prefix + exceptions if exceptions else ""

@@ -114,6 +114,8 @@ def _group_metrics(group: GroupState) -> Iterator[Metric]:
     yield _labelled(CounterMetricFamily, "shipper_rebalances", "Partitions assigned, revoked or lost", "kind", moved)
     yield _counter("shipper_handed_over_records", "Records left to the next owner", group.handed_over)
     yield _counter("shipper_tombstones_skipped", "Messages without a value, skipped", group.tombstones_skipped)
+    lost = group.unreachable_records
+    yield _counter("shipper_unreachable_records", "Messages gone before they were read, and passed over", lost)
     ended = group.transactions
     yield _labelled(CounterMetricFamily, "shipper_transactions", "Kafka transactions", "outcome", ended)
     yield _counter("shipper_transaction_seconds", "Time in committed transactions", group.transaction_seconds)

@@ -26,6 +26,9 @@ from confluent_kafka.admin import (
     NewTopic,
     ResourcePatternType,
     ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
 )
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -292,6 +295,12 @@ class Broker:
             right.restype, right.name, right.resource_pattern_type, None, None, right.operation, right.permission_type
         )
         _done(self.admin.delete_acls([filters]))
+
+    def set_password(self, password: str) -> None:
+        """Change the password of `USER`; its open connections remain."""
+        scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+        changed = UserScramCredentialUpsertion(USER, scram, password.encode())
+        _done(self.admin.alter_user_scram_credentials([changed]))
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
         """Return the committed offsets of a group, once its pending transactions have ended."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+import time
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import NewPartitions
@@ -18,6 +20,14 @@ from tests.e2e.operated import Admin
 
 def stopped(running: Running) -> list[str]:
     return [f"{each['topic']}/{each['partition']}" for each in partitions(running) if each["state"] == "stopped"]
+
+
+def partition_of(running: Running, number: int) -> dict[str, Any]:
+    return next(each for each in partitions(running) if each["partition"] == number)
+
+
+def delivered(running: Running) -> str:
+    return str(Admin(running).status()["headline"]["detail"])
 
 
 def reads_anew(running: Running, group: Group, service: Service, records: int) -> None:
@@ -48,11 +58,18 @@ def test_records_that_were_deleted_stop_their_partition_until_somebody_decides(
     running.wait_until(lambda: broker.committed(group.name, group.topic).get(1) == 100, "the other partition goes on")
     assert stopped(running) == [f"{group.topic}/0"]
     assert broker.committed(group.name, group.topic)[0] == 100
+    started = time.time()
+    running.wait_until(lambda: partition_of(running, 1)["delivered_until"] > started + 2, "the ends are queried again")
+    gap = partition_of(running, 0)
+    assert (gap["state"], gap["lag_records"], gap["delivered_until"]) == ("stopped", 50, None)
     ready = Admin(running).get("/readyz")
     assert ready.status_code == 503
     assert where in ready.text
     group.write(on_gap="continue")
     running.process.send_signal(signal.SIGHUP)
+    running.wait_until(group.is_settled, "the group is at the end")
+    assert Admin(running).metrics().get("shipper_unreachable_records_total") == 50
+    running.wait_until(lambda: "except 50 records deleted unread" in delivered(running), "the page says so")
     group.finish(running)
     assert '"event":"source_unreachable"' in running.stderr
     service.assert_holds_exactly([*sample.ids[:100], *sample.ids[150:300]])

@@ -114,6 +114,10 @@ def test_missing_topics_are_named_with_what_to_do(broker: Broker, shipper: Shipp
     assert f"topic {group.topic}: the topic does not exist; shipper does not create topics that it reads" in seen.stderr
     checked = shipper.run("check", "--online", "--create-topics", check=False)
     assert "the topic does not exist; shipper does not create topics that it reads" in checked.stdout
+    assert f"no topic is created before {group.topic}, whose messages must fit" in checked.stdout
+    broker.create(group.topic, max_message_bytes="2000000")
+    checked = shipper.run("check", "--online", "--create-topics", check=False)
+    assert checked.returncode == 0, checked.stdout
 
 
 def test_brokers_that_do_not_answer_are_named_with_the_setting_to_check(group: Group, broker: Broker, shipper: Shipper):

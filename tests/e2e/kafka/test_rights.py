@@ -58,6 +58,23 @@ def test_status_needs_a_right_only_to_count_dead_letters(secure: Group):
     assert "dead letters: 0 kept\n" in secure.shipper.run("status", check=False).stdout
 
 
+def test_status_names_the_rights_that_it_needs(secure: Group):
+    secure.shipper.shortened = secure.shipper.shortened | {"shipper.kafka.offsets._CALL_S": 3.0}
+    needs = f"user {USER} needs DESCRIBE on the group {secure.name} and the topics {secure.topic}\n"
+    for name in ("topic", "group"):
+        secure.broker.revoke(secure.rights[name])
+        refused = secure.shipper.run("status", check=False)
+        assert (refused.returncode, needs in refused.stderr) == (2, True), refused
+        secure.broker.grant(secure.rights[name])
+
+
+def test_the_dead_letters_and_the_ledger_can_be_read_without_a_right_on_the_group(secure: Group):
+    secure.broker.revoke(secure.rights["group"])
+    secure.broker.grant(right(ResourceType.TOPIC, secure.letters, AclOperation.READ))
+    assert secure.shipper.run("dead-letters", "list", check=False).stdout == "no dead letters\n"
+    assert secure.shipper.run("ledger", check=False).returncode == 0
+
+
 def test_the_reason_why_a_client_cannot_connect_is_named(secure: Group):
     limits = {f"shipper.kafka.{name}": 2.0 for name in ("offsets._CALL_S", "documents._READ_S", "view._CALL_S")}
     secure.shipper.shortened = secure.shipper.shortened | limits
@@ -76,6 +93,34 @@ def test_the_reason_why_a_client_cannot_connect_is_named(secure: Group):
     (secure.shipper.folder / "password").write_text(PASSWORD)
     secure.shipper.config.write_text("\n".join(line for line in text.splitlines() if not line.startswith("ca_bundle")))
     assert_named("input.kafka.ca_bundle")
+
+
+def test_a_password_that_is_changed_in_the_brokers_and_then_in_its_file_is_used_without_a_restart(
+    secure: Group, service: Service, sample: Sample
+):
+    shortened = {
+        "shipper.kafka.member._PASSWORD_INTERVAL_S": 0.5,
+        "shipper.kafka.member_status._LOGIN_RETRY_S": 12.0,
+    }
+    secure.shipper.shortened = secure.shipper.shortened | shortened
+    file = secure.shipper.folder / "password"
+    secure.broker.produce(secure.topic, values(sample, 0, 10))
+    running = secure.member()
+    running.wait_until(secure.is_settled, "the group is at the end")
+    try:
+        secure.broker.set_password("another-one")
+        secure.broker.stop()  # ends the connections that the old password has opened
+        secure.broker.start()
+        secure.broker.produce(secure.topic, [*values(sample, 10, 20), b"bad"])
+        running.wait_until(lambda: "broker_forbidden" in pauses(running), "the old password is refused")
+        file.write_text("another-one")
+        running.wait_until(secure.is_settled, "the group is at the end, with the new password")
+        running.wait_until(lambda: Admin(running).get("/readyz").status_code == 200, "it is ready again")
+    finally:
+        secure.broker.set_password(PASSWORD)
+    secure.finish(running)
+    service.assert_holds_exactly(sample.ids[:20])
+    assert "another-one" not in running.stderr
 
 
 def token(life_s: float) -> str:
