@@ -37,6 +37,7 @@ from shipper.system.permissions import access_problem
 if TYPE_CHECKING:
     from shipper.pipeline.opening import OpenState
     from shipper.sources.completion import Completion
+    from shipper.sources.discovery import FoundFile
     from shipper.sources.identity import StreamIndex
     from shipper.sources.joined import Source
     from shipper.sources.tail import FollowedFiles
@@ -217,6 +218,8 @@ def backfill(
     settings = require_directory(settings)
     if not dry_run:
         restore_unfinished(paths)
+    if time_range.again:
+        raise typer.BadParameter("--again is for kafka://; files that were read to their end are not read again")
     files = _filter_by_time(expand_paths(paths, settings), time_range)
     if dry_run:
         raise typer.Exit(_dry_run(files, settings))
@@ -225,7 +228,7 @@ def backfill(
         from shipper.sources.once import FilesOnce
 
         return FilesOnce(
-            files,
+            [file.path for file in files],
             stream_index(settings, state),
             state.store.streams,
             wall_time=time.time,
@@ -268,12 +271,11 @@ def _backfill_topics(
         raise SourceError(error.message.replace(missing_topic(is_input=True), advice)) from None
 
 
-def _filter_by_time(files: list[Path], time_range: TimeRange) -> list[Path]:
+def _filter_by_time(files: list[FoundFile], time_range: TimeRange) -> list[FoundFile]:
     """Return the files last changed in a time range; print how many were left out."""
     first, last = time_range.times()
-    changed = [
-        path for path in files if (first or -math.inf) <= path.stat().st_mtime < (math.inf if last is None else last)
-    ]
+    end = math.inf if last is None else last
+    changed = [file for file in files if (first or -math.inf) <= file.status.st_mtime < end]
     if left := len(files) - len(changed):
         since = f" since {time_range.since}" if time_range.since else ""
         until = f" until {time_range.until}" if time_range.until else ""
@@ -281,7 +283,7 @@ def _filter_by_time(files: list[Path], time_range: TimeRange) -> list[Path]:
     return changed
 
 
-def _dry_run(files: list[Path], settings: Settings) -> int:
+def _dry_run(files: list[FoundFile], settings: Settings) -> int:
     """Validate the unread parts of files; return the exit code."""
     from shipper.cli.findings import Validation, chunks_of_file
     from shipper.model.records import shown
@@ -289,26 +291,26 @@ def _dry_run(files: list[Path], settings: Settings) -> int:
 
     validation = Validation(settings)
     known = read_file_streams(settings.state.directory)
-    for path in files:
-        chunks, offset, lines = chunks_of_file(path, settings, known)
-        size = path.stat().st_size
+    for file in files:
+        chunks, offset, lines = chunks_of_file(file.path, settings, known)
+        size = file.status.st_size
         part = f"from byte {offset:,} of {size:,}" if offset else several(size, "byte")
-        print(f"{printable(shown(path))}: {part}")
-        validation.add(shown(path), chunks, lines_before=lines)
+        print(f"{printable(shown(file.path))}: {part}")
+        validation.add(shown(file.path), chunks, lines_before=lines)
     print(f"\nNothing was sent or saved. {plain(validation.text())}", flush=True)
     return 3 if validation.findings.failed else 0
 
 
-def expand_paths(paths: Iterable[str], settings: Settings) -> list[Path]:
+def expand_paths(paths: Iterable[str], settings: Settings) -> list[FoundFile]:
     """
-    Return the files matched by paths, globs and folders, oldest first.
+    Return the files matched by paths, globs and folders, oldest first. Each may be gone by now.
 
     Raises:
         SourceError: A path matches no file, or a file cannot be read.
     """
     from shipper.sources.discovery import Patterns
 
-    changed_at: dict[Path, int] = {}
+    files: dict[Path, FoundFile] = {}
     for path in paths:
         patterns = Patterns([path], state_directory=settings.state.directory)
         matches = list(patterns.find())
@@ -316,11 +318,11 @@ def expand_paths(paths: Iterable[str], settings: Settings) -> list[Path]:
             if os.path.exists(path) and Path(path).resolve().is_relative_to(settings.state.directory.resolve()):
                 raise SourceError(f"{path}: is in the state directory, which is never read")
             raise SourceError(next(iter(patterns.unmatched().values())))
-        changed_at |= {match.path: match.status.st_mtime_ns for match in matches}
-    for file in changed_at:
-        if problem := access_problem(file, os.R_OK):
+        files |= {match.path: match for match in matches}
+    for file in files.values():
+        if problem := access_problem(file.path, os.R_OK):
             raise SourceError(problem)
-    return sorted(changed_at, key=lambda file: (changed_at[file], file))
+    return sorted(files.values(), key=lambda file: (file.status.st_mtime_ns, file.path))
 
 
 def _descriptors_for_files() -> int:

@@ -45,7 +45,7 @@ def validate(
             validation.add("standard input", _chunks_of_pipe(sys.stdin.fileno(), settings))
         else:
             for file in expand_paths([path], settings):
-                validation.add(shown(file), chunks_of_file(file, settings)[0], file=file)
+                validation.add(shown(file.path), chunks_of_file(file.path, settings)[0], file=file.path)
     with tolerate_closed_stdout():
         if form == "json":
             print_json(msgspec.json.encode(validation.findings))

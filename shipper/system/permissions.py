@@ -17,7 +17,9 @@ _VERBS: Final = {os.R_OK: "read", os.W_OK: "written", os.X_OK: "entered", os.R_O
 
 def access_problem(path: Path, access: int = os.R_OK | os.W_OK) -> str:
     """
-    Describe why this process cannot use a file or directory or, if it does not exist, create it; empty if it can.
+    Describe why this process cannot use a file or directory; empty if it can.
+
+    If it does not exist, describe why it cannot be created, unless it is only to be read.
 
     Args:
         access: `os.R_OK`, `os.W_OK`, or both.
@@ -33,7 +35,9 @@ def access_problem(path: Path, access: int = os.R_OK | os.W_OK) -> str:
         parent = folder
     if os.path.exists(path):
         return _describe_denial(path, access)
-    return "" if parent is None or _can_access(parent, os.W_OK) else _describe_denial(parent, os.W_OK)
+    if parent is None or not access & os.W_OK or _can_access(parent, os.W_OK):
+        return ""
+    return _describe_denial(parent, os.W_OK)
 
 
 def file_type_problem(path: Path) -> str:

@@ -8,11 +8,14 @@ import os
 import shutil
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from shipper.sources.discovery import FoundFile, Patterns
+from tests.e2e import warm_start
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper, changed, event_id
 from tests.e2e.fake_service import HANG, FakeService, events_of
@@ -208,6 +211,41 @@ def test_a_file_that_disappears_is_reported_and_the_others_are_delivered(
     assert "b.ndjson" in result.stderr
     assert result.counts() == (LARGE + 10, LARGE + 10, 0, 0, 0)
     assert Counter(fake.event_ids()) == Counter(sample.ids[:LARGE] + sample.ids[LARGE + 10 : LARGE + 20])
+
+
+@pytest.mark.skipif(not warm_start.are_allowed(), reason="deletes the file in the process of the command")
+@pytest.mark.parametrize(("options", "code"), [([], 4), (["--dry-run"], 2)])
+def test_a_file_that_disappears_once_its_name_was_found_is_reported(
+    options: list[str], code: int, shipper: Shipper, service: Service, sample: Sample, monkeypatch: pytest.MonkeyPatch
+):
+    """An application that writes under a temporary name renames the file at that moment."""
+    files = [shipper.folder / "exports" / name for name in ("a.ndjson", "b.ndjson.tmp")]
+    files[0].parent.mkdir()
+    for file in files:
+        file.write_bytes(sample.lines[0])
+    found = Patterns.find
+
+    def find(patterns: Patterns) -> Iterator[FoundFile]:
+        yield from found(patterns)
+        files[1].unlink(missing_ok=True)
+
+    monkeypatch.setattr(Patterns, "find", find)
+    result = shipper.run("backfill", "exports", "--since", "2020-01-01", *options, check=False)
+    assert not files[1].exists()
+    assert result.returncode == code
+    assert "b.ndjson.tmp" in result.stderr
+    assert "No such file" in result.stderr
+    service.assert_holds_exactly(sample.ids[: 0 if options else 1])
+
+
+def test_again_is_refused_for_files(shipper: Shipper, service: Service, sample: Sample):
+    """They would be skipped as read before, without a word about the option."""
+    file = shipper.folder / "one.ndjson"
+    file.write_bytes(sample.lines[0])
+    result = shipper.run("backfill", file, "--again", "once", check=False)
+    assert result.returncode == 2
+    assert "--again is for kafka://" in result.stderr
+    service.assert_holds_exactly([])
 
 
 def test_startup_imports_nothing_that_the_command_does_not_need(shipper: Shipper, service: Service, sample: Sample):

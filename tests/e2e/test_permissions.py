@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shipper.system.permissions import access_problem
 from tests.e2e import warm_start
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Result, Service, Shipper
@@ -199,3 +200,12 @@ def test_a_default_settings_file_in_an_inaccessible_folder_is_skipped_and_an_unr
         shipper.folder.chmod(mode)
     assert (skipped.returncode, skipped.stderr) == (0, "")
     assert "nothing has been read yet" in skipped.stdout
+
+
+@pytest.mark.parametrize("access", [os.R_OK, os.R_OK | os.W_OK])
+def test_a_file_that_is_gone_has_no_permission_problem_if_it_is_only_to_be_read(access: int, tmp_path: Path):
+    """The user of a shipper can often read the folder of its inputs, but not write to it."""
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o500)
+    with permissions_hold():
+        assert bool(access_problem(folder / "gone.ndjson", access)) == bool(access & os.W_OK)
