@@ -9,7 +9,7 @@ from typing import Final, Self
 from msgspec import Struct
 
 _REQUEST_IDS: Final = (b"x-ms-request-id", b"x-request-id", b"request-id")
-_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+_REQUEST_ID: Final = re.compile(r"[0-9A-Fa-f-]{16,128}")  # nothing else, as it is logged and could quote a record
 
 
 class Answer(Struct, frozen=True):

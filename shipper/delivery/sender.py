@@ -335,7 +335,7 @@ class Sender:
         again = sorted(results.retried.difference(refused))
         accepted = sorted(set(everything).difference(refused, again))
         # If all events are refused, the gate limits how many of them become dead letters.
-        is_certain = bool(accepted) or _is_repeat(outgoing, *results.rejected.values())
+        is_certain = bool(accepted) or all(_is_repeat(outgoing, words) for words in results.rejected.values())
         if is_certain:
             believed = len(refused)
         else:
@@ -363,8 +363,8 @@ class Sender:
         batch = outgoing.batch
         if batch.events == 1:
             words = next(iter(verdict.results.rejected.values()), "") or verdict.statement
-            is_repeat = _is_repeat(outgoing, words)
-            if not is_repeat and not self._gate.accept_refusals(1, admission, partial(self._quote, words)):
+            is_certain = _is_repeat(outgoing, words)
+            if not is_certain and not self._gate.accept_refusals(1, admission, partial(self._quote, words)):
                 return [outgoing]
             self._gate.note_answered(admission)
             outgoing.is_refused = True
@@ -393,16 +393,14 @@ def _refusal(outgoing: OutgoingBatch, verdict: Verdict, words: str) -> Refusal:
         message=words or f"refused with status {verdict.status}",
         status=verdict.status,
         attempts=outgoing.attempts,
-        is_ambiguous=outgoing.is_ambiguous,
+        is_ambiguous=outgoing.is_ambiguous or _is_repeat(outgoing, words),
     )
 
 
-def _is_repeat(outgoing: OutgoingBatch, *words: str) -> bool:
-    """Return whether events are refused because the service already has them, for instance after a lost answer."""
+def _is_repeat(outgoing: OutgoingBatch, words: str) -> bool:
+    """Return whether an event is refused because the service already has it, for instance after a lost answer."""
     may_be_repeat = outgoing.is_ambiguous or outgoing.batch.number <= _RESENT_BATCHES
-    is_repeat = may_be_repeat and bool(words) and all(map(_REPEATED.search, words))
-    outgoing.is_ambiguous |= is_repeat
-    return is_repeat
+    return may_be_repeat and bool(_REPEATED.search(words))
 
 
 def _without_secrets(verdict: Verdict, authorization: Authorization) -> Verdict:

@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from operator import attrgetter
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -308,9 +309,10 @@ class Settlement:
 
     def saved_totals(self, totals: Totals) -> Totals:
         """Return the totals with unsaved records as pending, as they will be processed again."""
-        accepted = sum(checkpoint.accepted for checkpoint in self._unsaved)
-        duplicates = sum(checkpoint.duplicates for checkpoint in self._unsaved)
-        dead_lettered = sum(len(checkpoint.rejections) for checkpoint in self._unsaved) + self.acks.open_rejections
+        unsaved: list[Checkpoint | Span] = [*self._unsaved, *self.acks.spans()]
+        accepted = sum(item.accepted for item in unsaved)
+        duplicates = sum(item.duplicates for item in unsaved)
+        dead_lettered = sum(len(item.rejections) for item in unsaved)
         return Totals(
             read=totals.read,
             accepted=totals.accepted - accepted,
@@ -512,10 +514,9 @@ class Acks:
         """When the oldest open span was opened; None if there is none."""
         return min((spans[0].opened_at for spans in self._open.values()), default=None)
 
-    @property
-    def open_rejections(self) -> int:
-        """Number of rejections after an unsettled record, which cannot be saved yet."""
-        return sum(len(span.rejections) for spans in self._open.values() for span in spans)
+    def spans(self) -> Iterator[Span]:
+        """Yield the open spans: each is unsettled, or follows an unsettled one and cannot be saved yet."""
+        return chain.from_iterable(self._open.values())
 
     def has_open(self, streams: Iterable[Stream]) -> bool:
         """Return whether one of the streams has a span that is unsettled, or follows an unsettled one."""

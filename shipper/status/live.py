@@ -73,6 +73,7 @@ class Live(Struct, frozen=True, kw_only=True):
         outcome: How the run ended, a value of `pipeline.Outcome` or `failed`; empty while it is running.
         input_ended: The input was read to its end.
         pending: Records read and not settled yet.
+        unsaved: Settled records that are not in the saved state yet.
         dead_letters: Rejected records by rule.
         settled_bytes: Bytes of all inputs settled by this process.
         total_bytes: Size of an input with an end, if known.
@@ -114,6 +115,7 @@ class Live(Struct, frozen=True, kw_only=True):
     dead_lettered: int = 0
     duplicates: int = 0
     pending: int = 0
+    unsaved: int = 0
     dead_letters: dict[str, int] = {}
     settled_bytes: int = 0
     total_bytes: int | None = None

@@ -35,8 +35,8 @@ ADVICE: Final = {
     "input_unlike_records": "see what is wrong with shipper validate FILE or, for messages, shipper dead-letters list; "
     "correct records.mapping or raise records.mistake_limit, and reload (SIGHUP); or remove the file and restart",
     "clock": "correct this machine's clock, for example with NTP; shipper checks it automatically",
-    "systematic_rejection": "the message quotes the service, and shipper dead-letters list shows its other reasons; "
-    "correct the mapping, or raise delivery.poison_limit if they are justified",
+    "systematic_rejection": "the message quotes the service; correct the mapping, or raise delivery.poison_limit if it "
+    "is right, and the refused records become dead letters",
     "dead_letters_full": "purge or replay dead letters (shipper dead-letters list), or raise "
     "state.dead_letter_max_bytes",
     "broker_unavailable": "the Kafka brokers or the network are down; shipper retries automatically",

@@ -228,12 +228,11 @@ def test_an_outstanding_answer_holds_the_checkpoint_back(shipper: Shipper, fake:
     running.wait_until(lambda: fake.answered == 5, "five batches of six are accepted")
     stopped = running.stop()  # a stop saves everything that may be saved
     assert (stopped.returncode, stopped.summary["outcome"]) == (4, "aborted")
-    assert stopped.counts() == (600, 500, 0, 0, 100)
     fake.release()
-    first = fake.event_ids(fake.bodies[:1])
+    position = sample.ids.index(fake.event_ids(fake.bodies[:1])[0])
+    assert stopped.counts() == (600, position, 0, 0, 600 - position)
 
     again = shipper.backfill(file, settings=settings)
     assert again.returncode == 0
-    position = sample.ids.index(first[0])
     assert again.counts() == (600 - position, 600 - position, 0, 0, 0)
     assert set(fake.event_ids(fake.bodies[6:])) == set(sample.ids[position:600])

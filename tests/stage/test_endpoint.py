@@ -138,31 +138,37 @@ async def test_status_and_headers_of_an_answer_are_kept():
         "Content-type: Text/HTML; charset=x",
         "RETRY-AFTER: 7",
         "Date: Sun, 06 Nov 1994 08:49:37 GMT",
-        "x-request-id: r-1",
+        "x-request-id: 0123456789abcdef",
     )
     with Origin(told) as origin:
         async with endpoint(origin.url) as used:
             answer = await post(used)
-    assert answer == Answer(200, "text/html", "7", b"", date="Sun, 06 Nov 1994 08:49:37 GMT", request_id="r-1")
+    assert answer == Answer(
+        200, "text/html", "7", b"", date="Sun, 06 Nov 1994 08:49:37 GMT", request_id="0123456789abcdef"
+    )
 
 
 @pytest.mark.parametrize(
     ("headers", "request_id"),
     [
         ((), ""),
-        (("request-id: a",), "a"),
-        (("request-id: a", "X-Request-ID: b"), "b"),
-        (("request-id: a", "x-request-id: b", "x-ms-request-id: c"), "c"),
-        (("x-request-id: Az09._:/+=-",), "Az09._:/+=-"),
-        (("x-request-id: " + "x" * 128,), "x" * 128),
-        (("x-request-id: " + "x" * 129,), ""),
+        ((f"request-id: {'a' * 16}",), "a" * 16),
+        ((f"request-id: {'a' * 16}", f"X-Request-ID: {'b' * 16}"), "b" * 16),
+        ((f"request-id: {'a' * 16}", f"x-request-id: {'b' * 16}", f"x-ms-request-id: {'c' * 16}"), "c" * 16),
+        (("x-request-id: 0F8FAD5B-d9cb-469f-a165-70867728950e",), "0F8FAD5B-d9cb-469f-a165-70867728950e"),
+        (("x-request-id: " + "0" * 128,), "0" * 128),
+        (("x-request-id: " + "0" * 129,), ""),
+        (("x-request-id: brisk_heron.4016",), ""),
+        (("x-request-id: briskheron4016briskheron",), ""),
+        (("x-request-id: 198.18.50.89-198.18.50.89",), ""),
+        (("x-request-id: 1880130258",), ""),
         (("x-request-id: two words",), ""),
         (("x-request-id: \xe9",), ""),
         (("x-request-id: <script>",), ""),
         (("x-request-id:",), ""),
     ],
 )
-async def test_a_request_id_is_kept_if_it_is_printable(headers: tuple[str, ...], request_id: str):
+async def test_a_request_id_is_kept_if_it_cannot_quote_a_record(headers: tuple[str, ...], request_id: str):
     with Origin(answering(*headers)) as origin:
         async with endpoint(origin.url) as used:
             assert (await post(used)).request_id == request_id

@@ -202,6 +202,16 @@ async def test_a_stop_that_cannot_drain_is_aborted_and_accounted_for(make: Any, 
     assert store.saved_up_to() == 0
 
 
+async def test_records_accepted_behind_a_pending_one_are_pending_at_the_end_as_they_are_sent_again(make: Any):
+    store, source = MemoryStore(), Source(lines(20), is_followed=True)
+    pipeline = make(source, [anyio.Event()], [], store=store, batch_max_events=10, delivery_drain_timeout_seconds=0.05)
+    async with running(pipeline) as run:
+        await until(lambda: pipeline.totals.accepted == 10)
+        run.signal(signal.SIGTERM)
+    assert (run.summary.outcome, run.summary.accepted, run.summary.pending) == ("aborted", 0, 20)
+    assert store.saved_up_to() == 0
+
+
 async def test_a_stop_that_can_drain_settles_all_read_records(make: Any):
     store, source = MemoryStore(), Source(lines(20), is_followed=True)
     pipeline = make(source, [], store=store, batch_max_events=7)

@@ -152,6 +152,15 @@ def test_a_success_that_reports_a_failure_and_names_records_accepts_none_and_sen
     assert [request.numbers for request in service.requests[1:]] == [[0, 1, 2, 4, 5, 6, 7, 8, 9], [3]]
 
 
+@pytest.mark.parametrize(("number", "is_ambiguous"), [(1, True), (1_000, False)])
+def test_a_refused_repeat_beside_accepted_records_is_ambiguous_if_the_last_run_may_have_sent_it(
+    number: int, is_ambiguous: bool
+):
+    body = b'{"rejected":[{"index":1,"message":"EventId already exists"},{"index":2,"message":"IP is bad"}]}'
+    delivery = run(lambda: Delivery(ServiceModel(script(answer(202, body=body)))), [batch_of(range(4), number=number)])
+    assert {n: refusal.is_ambiguous for n, refusal in delivery.refused.items()} == {1: is_ambiguous, 2: False}
+
+
 def test_a_refusal_after_a_failed_connection_is_not_ambiguous():
     service = ServiceModel(script(no_answer("connect_error", was_sent=False), answer(400)))
     assert not run(lambda: Delivery(service), [batch_of([1])]).refused[1].is_ambiguous
