@@ -21,6 +21,7 @@ from shipper.config.settings import Settings, build_settings, literal_secrets, r
 from shipper.model.errors import ConfigError, ShipperError
 from shipper.model.printable import printable, printable_json
 from shipper.model.units import several as several
+from shipper.system.files import FULL_DISK
 from shipper.system.stderr import ForgivingStderr, discard
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _views: Final = ExitStack()  # temporary directories, deleted when the process e
 # leaves cycles of about 5 KB.
 _GC_THRESHOLDS: Final = (10_000, 20, 20)
 
-_FULL_OUTPUT: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+_FULL_OUTPUT: Final = FULL_DISK | {errno.EFBIG, errno.EIO}
 
 
 def format_option(text: str, *aliases: str) -> Any:

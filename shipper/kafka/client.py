@@ -110,7 +110,7 @@ def client_properties(settings: KafkaSettings, *, on_error: OnError | None = Non
     if settings.sasl_mechanism:
         config["sasl.mechanism"] = settings.sasl_mechanism
     if settings.password is not None:
-        secrets.append(resolve_secret(settings.password, key="input.kafka.password", is_for_header=False))
+        secrets.append(read_password(settings.password))
         config |= {"sasl.username": settings.username, "sasl.password": secrets[0]}
     if settings.token is not None:
         check_secret(settings.token, key="input.kafka.token")
@@ -118,6 +118,11 @@ def client_properties(settings: KafkaSettings, *, on_error: OnError | None = Non
     config["logger"] = logging.Logger("shipper.kafka")  # not a child of the root logger
     config["logger"].addHandler(_Log(secrets))
     return config if on_error is None else config | {"error_cb": on_error}
+
+
+def read_password(secret: Secret) -> str:
+    """Read the password for the brokers; raise a `ConfigError` if that fails."""
+    return resolve_secret(secret, key="input.kafka.password", is_for_header=False)
 
 
 def _fetch_token(secret: Secret, _: str) -> tuple[str, float]:

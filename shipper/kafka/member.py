@@ -32,6 +32,7 @@ from shipper.kafka.client import (
     describe,
     error_of,
     name_taken_error,
+    read_password,
 )
 from shipper.kafka.documents import Metadata
 from shipper.kafka.member_status import MemberStatus
@@ -359,12 +360,14 @@ class Member:
 
     def _read_password(self) -> None:
         """Log in with the password that its file contains now; the clients try it with their next connection."""
+        if self._settings.password is None:
+            return
         try:
-            password = client_properties(self._settings).get("sasl.password")
+            password = read_password(self._settings.password)
         except ConfigError as error:
             log.warning("password_unreadable", message=str(error))
             return
-        if password is not None and password != self.password:
+        if password != self.password:
             self.password = password
             for client in (self._consumer, self.admin):
                 client.set_sasl_credentials(self._settings.username, password)

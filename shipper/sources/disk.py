@@ -10,11 +10,10 @@ from shutil import disk_usage
 from typing import TYPE_CHECKING, Any, Final
 
 from shipper.model.errors import ConfigError
+from shipper.system.files import FULL_DISK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-FULL_DISK: Final = {errno.ENOSPC, errno.EDQUOT}
 
 _STATE_BYTES: Final = 16 << 20  # at most a quarter of the disk
 _STATE_BYTES_MIN: Final = 4 << 20  # at most half of the disk

@@ -25,10 +25,11 @@ from shipper.config.settings import SpoolSettings
 from shipper.model.errors import DeliveryGaveUpError, StateError
 from shipper.model.framing import BLANKS
 from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, move_checkpoints
-from shipper.sources.disk import FULL_DISK, NoSpaceError, check_disk, is_full
+from shipper.sources.disk import NoSpaceError, check_disk, is_full
 from shipper.sources.reader import NDJSON, InputForm, StreamReader
 from shipper.sources.segments import Segment, Segments, open_segment
 from shipper.sources.stdin import Input, StandardInput
+from shipper.system.files import FULL_DISK
 from shipper.system.work import WorkItem, at_work
 
 log = structlog.get_logger("sources")

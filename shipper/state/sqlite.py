@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sqlite3
 import zlib
@@ -14,6 +13,7 @@ from urllib.parse import quote
 
 from shipper.model.errors import StateError, StateUnwritableError
 from shipper.state.directory import ACCESS_ADVICE
+from shipper.system.files import FULL_DISK
 from shipper.system.permissions import DENIALS, access_problem, file_type_problem
 from shipper.system.work import WorkItem, at_work, waiting
 
@@ -78,7 +78,7 @@ def fetch(db: sqlite3.Connection, path: Path, query: str, values: Sequence[objec
 def _is_full(error: Exception) -> bool:
     """Return whether the disk is full; a mapped file that cannot grow reports an I/O error."""
     if isinstance(error, OSError):
-        return error.errno in {errno.ENOSPC, errno.EDQUOT}
+        return error.errno in FULL_DISK
     code = getattr(error, "sqlite_errorcode", 0)
     return code in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_WRITE}
 

@@ -13,6 +13,7 @@ import msgspec
 
 T = TypeVar("T")
 
+FULL_DISK: Final = {errno.ENOSPC, errno.EDQUOT}
 GUARDED: Final = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC  # do not wait for a pipe, do not follow a link
 _JSON_BYTES_MAX: Final = 1 << 20
 _NO_DIRECTORY_SYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # file systems that do not need it
@@ -71,7 +72,7 @@ def replace_json(path: Path, value: object) -> None:
     try:
         _write(temporary, content, os.O_CREAT | os.O_TRUNC)
     except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+        if error.errno not in FULL_DISK:
             raise
         with suppress(OSError):
             temporary.unlink()
