@@ -27,7 +27,7 @@ from shipper.cli.common import (
     set_up_logs,
     several,
 )
-from shipper.cli.shipping import SummaryOption, open_spool, ship
+from shipper.cli.shipping import SummaryOption, ship
 from shipper.config.settings import Settings
 from shipper.model.errors import ConfigError, SourceError
 from shipper.model.printable import printable
@@ -179,7 +179,7 @@ def pipe(one_shot: OneShotOptions, *, options: SettingsOptions) -> None:
     check_listen_address(one_shot.listen, key="--listen")
 
     def source(state: OpenState) -> Source:
-        return open_spool(settings, state, sys.stdin.fileno())
+        return state.spool(settings, sys.stdin.fileno(), wall_time=time.time)
 
     raise typer.Exit(ship("pipe", settings, source, form=one_shot.summary, listen=one_shot.listen, file=file))
 
