@@ -426,13 +426,13 @@ class Checkpoint(Struct, frozen=True, eq=False, kw_only=True):
     """The settled end of a stream, and the results of its records since the last checkpoint, at `start_offset`."""
 
     stream: Stream
-    end_offset: int
-    tail: bytes
-    read: int
-    accepted: int
-    duplicates: int
-    rejections: list[Rejection]
     start_offset: int = 0
+    end_offset: int
+    tail: bytes = b""
+    read: int = 0
+    accepted: int = 0
+    duplicates: int = 0
+    rejections: Sequence[Rejection] = ()
     ledger: Sequence[Tally] = ()
     repeated: Sequence[Tally] = ()
     accepted_keys: bytes = b""
