@@ -163,12 +163,7 @@ class Checkup:
     # Request ----------------------------------------------------------------------------------------------------------
 
     async def request(self, probe: Probe | None) -> None:
-        """
-        Get the credentials and send a request; if the key is rejected and there is a second one, try that, too.
-
-        Args:
-            probe: None = only get the credentials.
-        """
+        """Get the credentials and, with a probe, send it; if the key is rejected, try the second one, too."""
         try:
             endpoint = Endpoint(self._connection)
             credentials = Credentials(self._connection, wall_time=self._wall_time, rng=self._rng)

@@ -310,12 +310,7 @@ class Validation:
 
 
 def describe_kind(head: bytes, *, is_csv: bool) -> str:
-    """
-    Describe an input without records by its first bytes, and what to do; empty if its kind is unknown.
-
-    Args:
-        is_csv: It was read as CSV.
-    """
+    """Describe an input without records by its first bytes, and what to do; empty if its kind is unknown."""
     text = head.removeprefix(codecs.BOM_UTF8).lstrip().lower()
     if text.startswith((b"<!doctype html", b"<html")):
         return "it is an HTML page, perhaps an error page, and contains no records"

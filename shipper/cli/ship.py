@@ -78,12 +78,7 @@ class TimeRange(NamedTuple):
     ] = ""
 
     def times(self) -> tuple[float | None, float | None]:
-        """
-        Return start and end, seconds since the epoch; None = no limit.
-
-        Raises:
-            typer.BadParameter: One of them is not a time, or nothing is between them.
-        """
+        """Return start and end, seconds since the epoch, None = no limit; raise `BadParameter` if it is empty."""
         first = None if self.since is None else parse_time(self.since)
         last = None if self.until is None else parse_time(self.until, is_end=True)
         if first is not None and last is not None and first >= last:
@@ -302,12 +297,7 @@ def _dry_run(files: list[FoundFile], settings: Settings) -> int:
 
 
 def expand_paths(paths: Iterable[str], settings: Settings) -> list[FoundFile]:
-    """
-    Return the files matched by paths, globs and folders, oldest first. Each may be gone by now.
-
-    Raises:
-        SourceError: A path matches no file, or a file cannot be read.
-    """
+    """Return the matching files, oldest first; raise `SourceError` if a path has none, or one cannot be read."""
     from shipper.sources.discovery import Patterns
 
     files: dict[Path, FoundFile] = {}

@@ -128,12 +128,7 @@ def ship(
 
 @contextmanager
 def _lock_state(command: str, settings: Settings) -> Iterator[OpenState]:
-    """
-    Lock and open the state directory.
-
-    Raises:
-        StateInUseError: Another process holds it; if that is `shipper run`, the message has specific advice.
-    """
+    """Lock and open the state directory; if `shipper run` holds it, raise `StateInUseError` with specific advice."""
     from shipper.pipeline.opening import open_state
     from shipper.state.directory import lock_holder
     from shipper.status.live import read_live

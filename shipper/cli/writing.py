@@ -103,12 +103,7 @@ def open_target(target: Path | None) -> Iterator[BinaryIO]:
 
 
 def write_lines(lines: Iterable[str]) -> None:
-    """
-    Write lines to stdout immediately.
-
-    Raises:
-        ShipperError: The lines cannot be written.
-    """
+    """Write lines to stdout immediately; raise `ShipperError` if that fails."""
     write("".join(f"{line}\n" for line in lines).encode(sys.stdout.encoding, "replace"), None)
 
 

@@ -241,12 +241,7 @@ class Gate:
     # Admission ---------------------------------------------------------------------------------------------------
 
     async def enter(self, events: int) -> Admission:
-        """
-        Wait until a request may be sent; the caller must call `leave` after the request.
-
-        Raises:
-            DeliveryGaveUpError: The service accepted nothing for too long.
-        """
+        """Wait until a request may be sent, then `leave` must be called; raise `DeliveryGaveUpError` in the end."""
         async with self._turn:  # senders probe in the order of this lock's queue
             while (wait_s := self._wait_s()) > 0:
                 patience_s = self._patience_s()

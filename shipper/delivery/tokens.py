@@ -117,12 +117,7 @@ class TokenCache:
         return None if self._token is None else self._token.wall_expires_at
 
     async def get(self) -> str:
-        """
-        Return the token, from the cache if it is still good.
-
-        Raises:
-            NoTokenError: There is none, and fetching one failed.
-        """
+        """Return the token, from the cache if it is still good; raise `NoTokenError` if fetching one fails."""
         if self._token is not None and self._now() >= self._recheck_at:
             self._recheck_at = self._now() + self._source.interval_s
             with suppress(NoTokenError):  # logged; the current token is still good

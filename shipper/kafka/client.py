@@ -342,12 +342,7 @@ def required_right(settings: KafkaSettings, topic: str) -> str:
 
 
 def describe_refusal(settings: KafkaSettings, error: KafkaError, right: str = "") -> str:
-    """
-    Describe which right is missing; return "" for any other error.
-
-    Args:
-        right: The rights on topics and the group that the call needs, if known.
-    """
+    """Describe the missing right, `right` if it is known; return "" for any other error."""
     group, topics = settings.group_id, (*settings.topics, settings.letters, settings.ledger)
     rights = {
         KafkaError.TOPIC_AUTHORIZATION_FAILED: right or ", ".join(required_right(settings, topic) for topic in topics),

@@ -399,12 +399,7 @@ class Selection(Struct, kw_only=True):
         )
 
     def ranges(self, kafka: KafkaSettings) -> dict[Partition, range]:
-        """
-        Query the offsets of the selection, up to the current end.
-
-        Raises:
-            SourceError: The query failed, or a partition or an offset does not exist.
-        """
+        """Query the offsets up to the current end; raise `SourceError` if the selection does not exist."""
         with translate_errors(kafka, f"{', '.join(kafka.topics)} cannot be examined"):
             admin, errors = _open_admin(kafka)
             with errors.explaining(kafka, admin.poll):

@@ -191,12 +191,7 @@ class GroupView:
 
     @contextmanager
     def replaying(self, session: str) -> Iterator[None]:
-        """
-        Write the changes that a replay makes to the directory to the brokers, in one transaction.
-
-        Args:
-            session: The session of these counts in the ledger.
-        """
+        """Write what a replay changes in the directory to the brokers at its end, as a session of the ledger."""
         old, settings = self._contents(), self._settings
         yield
         new = self._contents()

@@ -102,11 +102,7 @@ class ReportClient:
             raise type(error)(f"account {account_id}, {DateRange(start, end)}: {error}") from None
 
     async def _fetch_body(self, path: str) -> bytes:
-        """
-        Request a report until it arrives or the time to retry is over.
-
-        If no report at all has arrived for that time, request further ones only once.
-        """
+        """Retry a report until it arrives or time is over; once no report at all arrives, request it only once."""
         failing_since = math.inf
         attempt = 0
         while True:

@@ -166,14 +166,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
 
 def take_snapshot(settings: Settings, at: float) -> Snapshot:
-    """
-    Inspect the state directory and the files of `input.include`, with or without a running shipper.
-
-    Args:
-        at: The time, seconds since the epoch.
-    Raises:
-        StateError: As for `Store`.
-    """
+    """Inspect the state directory and the inputs, with or without a running shipper; errors as for `Store`."""
     from shipper.report.history import latest_fetch  # delivering does not need reports
 
     directory = settings.state.directory

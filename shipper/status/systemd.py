@@ -53,12 +53,7 @@ class Notifier:
             await anyio.sleep(_STATUS_INTERVAL_S)
 
     def notify(self, live: Live, *, stuck: str = "") -> None:
-        """
-        Report a snapshot and, as it comes from the main event loop, a sign of life.
-
-        Args:
-            stuck: Description of stuck work; if not empty, no sign of life is sent.
-        """
+        """Report a snapshot; it is a sign of life of the main event loop, unless work is `stuck`."""
         if not self._address:
             return
         lines = ["WATCHDOG=1"] if self._has_watchdog and not stuck else []

@@ -266,11 +266,7 @@ class Reconciliation:
 
     @property
     def waiting(self) -> dict[str, list[DateRange]]:
-        """
-        Periods that cannot be judged yet, by reason, ascending.
-
-        `recent` ones are over and have differences that may still disappear.
-        """
+        """Periods that cannot be judged yet, by reason, ascending; `recent` ones are over and may still change."""
         unjudged = {row.days for row in self.rows if row.unjudged}
         periods = [period.days for period in self.periods]
         return {
