@@ -136,7 +136,6 @@ class Validation:
 
         Args:
             name: Identifies the input in the findings.
-            lines_before: Number of lines before the first chunk.
             file: The file to give advice about if most of its records cannot be parsed or lack the same fields.
         """
         findings = self.findings

@@ -44,9 +44,7 @@ class Records(NamedTuple):
     Nonblank records, one item per record in each list.
 
     Attributes:
-        offsets: Offsets in the stream.
         raws: The original records, without separators.
-        wires: The records as they would be sent.
     """
 
     offsets: list[int]

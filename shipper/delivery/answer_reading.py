@@ -70,8 +70,6 @@ def read_results(document: object, events: int, event_ids: Callable[[], Sequence
     Read the results of the events from a document.
 
     Args:
-        document: The decoded answer.
-        events: Number of sent events.
         event_ids: Returns the EventIds of the sent events in order; called only if an EventId must be looked up.
     """
     reader = _Reader(events, event_ids)
@@ -478,13 +476,7 @@ class _Reader:
                 self._unnamed_retried += 1
 
     def _contradiction(self, named: int, unnamed: int) -> str:
-        """
-        Describe a count that does not add up; return "" if all do.
-
-        Args:
-            named: Number of events identified as not accepted.
-            unnamed: Minimum number of other events that were not accepted.
-        """
+        """Describe a count that does not add up; return "" if all do."""
         events, repeated = self._events, sum(self._numbers(Role.REPEATED))
         refused, parts = sum(self._numbers(Role.REFUSED)), self._counts[Role.PART]
         minimum = named + unnamed + (self._unnamed_retried > 0)

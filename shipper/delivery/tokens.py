@@ -85,12 +85,7 @@ class TokenSource(Protocol):
 
 
 class TokenCache:
-    """
-    Caches one token or key; fetches a new one before it expires and after it is refused, one fetch at a time.
-
-    Args:
-        noun: Prefix of the log events.
-    """
+    """Caches one token or key; fetches a new one before it expires and after it is refused, one fetch at a time."""
 
     def __init__(
         self, source: TokenSource, *, noun: Literal["token", "key"], now: Callable[[], float], rng: Random
@@ -247,8 +242,6 @@ def expiring_token(value: str, lifetime_s: float, *, since: float, wall_since: f
 
     Args:
         lifetime_s: Seconds; zero or negative if the token has expired.
-        since: Start of the lifetime, on the monotonic clock.
-        wall_since: Start of the lifetime, seconds since the epoch.
         is_sure: Whether the token must not be used after it has expired.
     """
     lifetime_s = min(lifetime_s, LIFETIME_MAX_S)

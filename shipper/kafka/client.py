@@ -80,8 +80,6 @@ def client_properties(settings: KafkaSettings, *, on_error: OnError | None = Non
     """
     Return the properties common to all clients.
 
-    Args:
-        on_error: Called with errors that no call returns.
     Raises:
         ConfigError: The password cannot be fetched, or a TLS file cannot be read.
     """

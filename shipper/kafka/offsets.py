@@ -52,7 +52,6 @@ class PartitionOffsets(NamedTuple):
     The offsets of a partition in the brokers.
 
     Attributes:
-        topic_id: The id of the topic that has the name now.
         low, high: Its first offset, and the one after its last record outside open transactions.
         end: The one after its last record, also in or behind an open transaction, which hides it from members.
         committed: The offset of the group, or None.
@@ -171,7 +170,6 @@ class Start(NamedTuple):
     Where reading begins.
 
     Attributes:
-        offset: The first offset to read.
         gap: A description of the records missing before it; empty if none are.
         missing: Number of missing records; 0 = unknown or none.
         is_stopped: Do not read the partition.
@@ -239,11 +237,8 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     The status of a group, as printed by `shipper status`.
 
     Attributes:
-        at: When it was taken, seconds since the epoch.
         state: The brokers' term, such as `stable`.
-        members: Number of members.
         partitions: Of all topics, in descending order of lag.
-        until: The time passed to `group_status`, or None.
         late: Partitions, as topic/number, that may have unsettled records from before `until`.
         owners: Members by partition, as topic/number, for partitions that a member reads.
         dead_letters: Number of stored dead letters; None = unknown, see `problem`.
@@ -275,7 +270,7 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
     Query the status of a group from the brokers; no member needs to be running.
 
     Args:
-        at: The current time, seconds since the epoch, taken before the call.
+        at: The current time, taken before the call.
         until: Also determine whether everything up to this time is settled.
     Raises:
         SourceError: The query failed.

@@ -52,7 +52,6 @@ class Finding(NamedTuple):
     Attributes:
         name: A topic, the group, or another object of a check.
         problem: What is wrong and what to do; empty = no problem.
-        detail: Details of a passed check.
         is_unreachable: The brokers did not answer.
     """
 

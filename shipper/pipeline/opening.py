@@ -27,8 +27,6 @@ class OpenState(NamedTuple):
     A state directory locked by this process.
 
     Attributes:
-        next_stream_id: Returns an unused id.
-        has_spool: Whether an earlier process left anything in the spool.
         stuck: The places where earlier processes got stuck.
     """
 

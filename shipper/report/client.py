@@ -46,12 +46,9 @@ class ReportClient:
     Fetches reports, several at a time; use it as an async context manager.
 
     Args:
-        endpoint: Section `report` of the settings.
-        delivery: Timeouts and backoff.
         concurrency: Maximum requests in flight.
         requests_per_second: Maximum rate; 0 = no limit. A gateway may count reports and deliveries together.
         give_up_after_s: How long to retry a report. If the service asks to wait longer, give up immediately.
-        wall_time: Seconds since the epoch.
     Raises:
         ConfigError: A secret, certificate or key cannot be used.
     """

@@ -76,7 +76,6 @@ class Version(Struct, frozen=True):
 
     Attributes:
         start, end: The requested days, both included.
-        first_fetched_at, last_fetched_at: Seconds since the epoch.
     """
 
     number: int

@@ -263,8 +263,6 @@ class StreamIndex:
         """
         Open a file if it is a known stream that is not settled or whose end was not reached; otherwise return None.
 
-        Args:
-            may_be_copy: A copy of another input may have overwritten a stream's file.
         Raises:
             UndecidedError: The file cannot be identified yet.
         """

@@ -29,7 +29,6 @@ class DeadLetter(Struct, frozen=True):
         raw_bytes: Stored bytes of the record; 0 if only its position is known.
         whole_bytes: Length of the original record if it was truncated; 0 = it was not.
         attempts: Times it was sent or replayed.
-        first_at, last_at: Times of the first and last rejection, seconds since the epoch.
     """
 
     id: int

@@ -114,9 +114,7 @@ def configure_logs(level: str, format: Literal["auto", "json", "console"], *, no
     Set up the process's logs.
 
     Args:
-        level: `debug`, `info`, `warning` or `error`.
         format: `auto` is `console` on a terminal and `json` otherwise.
-        now: Monotonic clock, seconds.
     """
     set_level(level)
     _filter.now = now

@@ -24,7 +24,6 @@ class Notifier:
 
     Args:
         environ: Contains `NOTIFY_SOCKET`, and `WATCHDOG_USEC` if the watchdog is enabled.
-        now: Monotonic clock, seconds.
         count_letters: Counts the stored dead letters; blocks, and may raise StateError. None = there is no count.
     Source:
         sd_notify(3).

@@ -42,7 +42,6 @@ class Answer(Struct, kw_only=True, omit_defaults=True):
     Attributes:
         message: For humans; empty = none.
         code: Exit code of the client's command, in the last answer only.
-        content: The result, as JSON.
     """
 
     message: str = ""

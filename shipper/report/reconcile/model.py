@@ -90,7 +90,6 @@ class Row(Struct, frozen=True, kw_only=True):
     The comparison of a period, brand and marketing source.
 
     Attributes:
-        accepted: Records in the ledger.
         contested: Those of them that another account also claims.
         dead_letters: Rejected records that the service may have received nevertheless.
         result, adjustment: The report's figures; None if it has none.
