@@ -192,11 +192,7 @@ def is_future_timestamp(rejection: Rejection) -> bool:
 
 
 def document_in(line: bytes) -> dict[str, Any] | None:
-    """
-    Decode a record; return None if it is not a JSON object.
-
-    A value that Python cannot represent, such as 1e400, stays a `Raw`.
-    """
+    """Decode a record; return None if it is not a JSON object. A value such as 1e400 stays a `Raw`."""
     try:
         line.decode()
         return {name: _value(raw) for name, raw in decode_raw(line).items()}

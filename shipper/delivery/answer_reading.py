@@ -66,12 +66,7 @@ _RECORD_STATUSES: Final = {400, 409, 413, 415, 422}  # errors that an event may 
 
 
 def read_results(document: object, events: int, event_ids: Callable[[], Sequence[str]]) -> Results:
-    """
-    Read the results of the events from a document.
-
-    Args:
-        event_ids: Returns the EventIds of the sent events in order; called only if an EventId must be looked up.
-    """
+    """Read the results of the events; `event_ids` is called only if an EventId must be looked up."""
     reader = _Reader(events, event_ids)
     try:
         reader.read(document)

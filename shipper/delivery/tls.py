@@ -30,12 +30,7 @@ def is_https(address: str | None) -> bool:
 
 
 def tls_context(endpoint: EndpointSettings, section: str) -> ssl.SSLContext:
-    """
-    Create a context, which takes longer than a request.
-
-    Raises:
-        ConfigError: The CA bundle, the certificate or its key cannot be used.
-    """
+    """Create a context, which takes longer than a request; raise `ConfigError` if a file cannot be used."""
     try:
         context = ssl.create_default_context(cafile=endpoint.ca_bundle)
     except OSError as error:  # includes SSLError

@@ -169,14 +169,7 @@ class Assignment:
             self._begin([stream])
 
     def _begin(self, streams: Sequence[KafkaStream]) -> None:
-        """
-        Add partitions to the assignment, and read them from their starts.
-
-        The client checks a leader epoch on a seek and when the leader changes, but not on an assignment.
-
-        Raises:
-            KafkaException: The client does not assign the partitions.
-        """
+        """Assign partitions and seek to their starts, as only a seek makes the client check a leader epoch."""
         checked = [_start_of(stream) for stream in streams if stream.first_epoch >= 0]
         halted = [_start_of(stream) for stream in streams if self.is_paused or stream.is_halted]
         if paused := [*checked, *halted]:

@@ -315,12 +315,7 @@ class LedgerOffsets(NamedTuple):
 
 
 def ledger_offsets(settings: KafkaSettings) -> LedgerOffsets:
-    """
-    Read the settled offsets of the group from its ledger.
-
-    Raises:
-        KafkaException, TimeoutError: As for `read_table`.
-    """
+    """Read the settled offsets of the group from its ledger; errors as for `read_table`."""
     found = LedgerOffsets({}, set())
     for document in read_table(settings, settings.ledger):
         # Most documents are counts by key, and expensive to parse.
@@ -350,14 +345,7 @@ def produce(
 
 
 def read_table(settings: KafkaSettings, topic: str, *, is_complete: bool = False) -> list[Document]:
-    """
-    Read a compacted topic to its end; return the newest document of each key that was not deleted.
-
-    Args:
-        is_complete: As for `read_documents`.
-    Raises:
-        KafkaException, TimeoutError: As for `read_documents`.
-    """
+    """Read a compacted topic as `read_documents` does; return the newest document of each key, if not deleted."""
     table: dict[str, Document] = {}
     for document in read_documents(settings, topic, is_complete=is_complete):
         table.pop(document.key, None)

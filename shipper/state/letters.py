@@ -200,13 +200,7 @@ _CONSUMER_ID: Final = re.compile(rb'"ConsumerID"\s*+:\s*+"?\s*+(\d{1,40}+)(?![\w
 
 
 def consumer_id_of(raw: bytes) -> str:
-    """
-    Extract the ConsumerID from a record, which may be malformed.
-
-    Returns:
-        Decimal digits without leading zeros. If the record is not JSON or has no such field at its top level, the only
-        one anywhere in it. Empty if there is none, or several.
-    """
+    """Return a record's ConsumerID, or the only one in a malformed record; empty if there is none, or several."""
     try:
         consumer_id = _decode_consumer(raw).ConsumerID
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
