@@ -95,7 +95,11 @@ def check(
             configure_logs(level, settings.log.format, now=time.monotonic)
             secrets = [key for key, _ in secrets_in(settings) if key.partition(".")[0] in _SECTIONS]
             findings.width = max([_WIDTH, *map(len, secrets)])
-            for item in chain(_check_configuration(entries), _check_inputs(settings, checks)):
+            if settings.input.kafka is not None:
+                inputs = _check_group(settings, settings.input.kafka, checks)
+            else:
+                inputs = chain(_check_state(settings), _check_files(settings))
+            for item in chain(_check_configuration(entries), inputs):
                 findings.report(item)
             run_async(lambda: _check_endpoints(settings, checks, findings.report))
             if not checks.online:
@@ -162,12 +166,6 @@ def _check_configuration(entries: Mapping[str, Entry]) -> Iterator[Item]:
 
 
 # Inputs and state ----------------------------------------------------------------------------------------------------
-
-
-def _check_inputs(settings: Settings, checks: CheckSelection) -> Iterator[Item]:
-    if settings.input.kafka is not None:
-        return _check_group(settings, settings.input.kafka, checks)
-    return chain(_check_state(settings), _check_files(settings))
 
 
 def _check_state(settings: Settings) -> Iterator[Item]:

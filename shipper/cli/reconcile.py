@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -155,9 +156,10 @@ def reconcile(
         boundary_hours=boundary_hours,
         alarm_below=share,
     )
+    result = replace(result, lists_all=everything)
     notes = _notes(settings, pending_bytes, letters, result)
     check_partial(target, is_partial=bool(result.not_compared), is_allowed=allow_partial)
-    write(_render(form, result, notes, target, shows_all=everything), target, form=form)
+    write(_render(form, result, notes, target), target, form=form)
     if form == "csv" or target is not None:
         say("\n".join([*headlines(result), *(f"note: {finding}" for finding in findings(result))]))
     code = _EXIT_CODES[result.verdict]
@@ -266,18 +268,17 @@ def _notes(settings: Settings, pending_bytes: int, letters: DeadLetterCounts, re
     return notes
 
 
-def _render(form: Form, result: Reconciliation, notes: Sequence[str], target: Path | None, *, shows_all: bool) -> bytes:
+def _render(form: Form, result: Reconciliation, notes: Sequence[str], target: Path | None) -> bytes:
     from shipper.report.exports import to_csv
     from shipper.report.reconcile import page, render
 
     match form:
         case "csv":
-            return to_csv(render.flat_table(result, shows_others=shows_all))
+            return to_csv(render.flat_table(result))
         case "json":
-            return render.to_json(result, notes, shows_others=shows_all)
+            return render.to_json(result, notes)
         case "xlsx":
-            created = datetime.fromtimestamp(time.time(), UTC)
-            return render.to_workbook(result, notes, shows_others=shows_all, created=created)
+            return render.to_workbook(result, notes, created=datetime.fromtimestamp(time.time(), UTC))
         case "html":
-            return page.render_page(result, notes, made_at=iso(time.time()), shows_all=shows_all).encode()
-    return capture(lambda console: render.print_table(result, notes, console, shows_all=shows_all), target)
+            return page.render_page(result, notes, made_at=iso(time.time())).encode()
+    return capture(lambda console: render.print_table(result, notes, console), target)

@@ -177,18 +177,9 @@ class Codec:
             return self.encode(chunk, offset, room_events=records // 2, room_bytes=room_bytes, latest=latest)
         return self._finish(chunk, offset, piece, scanned)
 
-    def encode_all(
-        self, chunk: Chunk, *, room_bytes: int, latest: str, start_offset: int | None = None
-    ) -> Iterator[EncodedChunk]:
-        """
-        Validate a whole chunk, piece by piece, without sending it.
-
-        Args:
-            room_bytes: Maximum bytes of a piece; at least those of the longest record.
-            latest: As for `encode`.
-            start_offset: Offset of the first record; None = start of the chunk.
-        """
-        offset = chunk.start_offset if start_offset is None else start_offset
+    def encode_all(self, chunk: Chunk, *, room_bytes: int, latest: str) -> Iterator[EncodedChunk]:
+        """Validate a whole chunk in pieces of at most `room_bytes`, which the longest record must fit."""
+        offset = chunk.start_offset
         while offset < chunk.end_offset:
             piece = self.encode(chunk, offset, room_events=_PIECE_RECORDS, room_bytes=room_bytes, latest=latest)
             assert piece is not None, "a record alone always fits"

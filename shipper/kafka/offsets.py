@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from hashlib import sha256
 from typing import Final, NamedTuple, final
 
@@ -276,16 +276,13 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
         SourceError: The query failed.
     """
     right = f"DESCRIBE on the group {settings.group_id} and the topics {', '.join(settings.topics)}"
-    with translate_errors(settings, f"group {settings.group_id} cannot be examined", right):
-        admin, errors = _open_admin(settings)
-        with errors.explaining(settings, admin.poll):
-            offsets = read_offsets(admin, settings, settings.topics, _CALL_S, is_stable=False)
-            (future,) = admin.describe_consumer_groups([settings.group_id], request_timeout=_CALL_S).values()
-            group = future.result(_CALL_S)
-            firsts: dict[Partition, int] = {}
-            if until is not None:
-                spec = OffsetSpec.for_timestamp(int(until * 1000))
-                firsts = offsets_at(admin, [TopicPartition(*key) for key in offsets], spec, _CALL_S)
+    with _admin(settings, f"group {settings.group_id}", right) as admin:
+        offsets = read_offsets(admin, settings, settings.topics, _CALL_S, is_stable=False)
+        (future,) = admin.describe_consumer_groups([settings.group_id], request_timeout=_CALL_S).values()
+        group = future.result(_CALL_S)
+        firsts: dict[Partition, int] = {}
+        if until is not None:
+            firsts = _offsets_since(until, admin, offsets)
     dead_letters, problem = _count_letters(settings)
     states = [_partition_state(partition, settings, at) for partition in offsets.values()]
     states.sort(key=lambda state: (-state.lag_records, state.topic, state.partition))
@@ -313,9 +310,20 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
     )
 
 
-def _open_admin(settings: KafkaSettings) -> tuple[AdminClient, ConnectionErrors]:
+@contextmanager
+def _admin(settings: KafkaSettings, subject: str, right: str = "") -> Iterator[AdminClient]:
+    """Yield a client to examine a subject; errors as for `translate_errors`."""
     errors = ConnectionErrors()
-    return AdminClient(client_properties(settings, on_error=errors)), errors
+    with translate_errors(settings, f"{subject} cannot be examined", right):
+        admin = AdminClient(client_properties(settings, on_error=errors))
+        with errors.explaining(settings, admin.poll):
+            yield admin
+
+
+def _offsets_since(time_s: float, admin: AdminClient, partitions: Iterable[Partition]) -> dict[Partition, int]:
+    """Return the first offsets from a time on; -1 = none."""
+    spec = OffsetSpec.for_timestamp(int(1000 * time_s))
+    return offsets_at(admin, [TopicPartition(*key) for key in partitions], spec, _CALL_S)
 
 
 def _describe_member(member: MemberDescription) -> str:
@@ -395,16 +403,13 @@ class Selection(Struct, kw_only=True):
 
     def ranges(self, kafka: KafkaSettings) -> dict[Partition, range]:
         """Query the offsets up to the current end; raise `SourceError` if the selection does not exist."""
-        with translate_errors(kafka, f"{', '.join(kafka.topics)} cannot be examined"):
-            admin, errors = _open_admin(kafka)
-            with errors.explaining(kafka, admin.poll):
-                offsets = read_offsets(admin, kafka, kafka.topics, _CALL_S, is_stable=False, are_arguments=True)
+        with _admin(kafka, ", ".join(kafka.topics)) as admin:
+            offsets = read_offsets(admin, kafka, kafka.topics, _CALL_S, is_stable=False, are_arguments=True)
 
             def offsets_from(time_s: float | None, bounds: Mapping[Partition, int]) -> Mapping[Partition, int]:
                 if time_s is None:
                     return bounds
-                spec = OffsetSpec.for_timestamp(int(1000 * time_s))
-                found = offsets_at(admin, [TopicPartition(*key) for key in offsets], spec, _CALL_S)
+                found = _offsets_since(time_s, admin, offsets)
                 return {key: offsets[key].end if offset < 0 else offset for key, offset in found.items()}
 
             firsts = offsets_from(self.since_s, {key: partition.low for key, partition in offsets.items()})
