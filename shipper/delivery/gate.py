@@ -189,7 +189,6 @@ class Gate:
         problem: What happened, for users.
         failing_since: Time of the first failure since the last acceptance, or of an acceptance during a wait that the
             service asked for; None while there are no failures.
-        in_flight: Requests in flight.
         shut_at: When the gate was shut for this reason.
         probe_at: When the next probe may be sent, if the gate is shut.
     """

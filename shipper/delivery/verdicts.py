@@ -146,7 +146,6 @@ def judge(
 
     Args:
         events: Number of sent events; None for a request that does not send events.
-        section: The settings section, for advice.
         wall_time: The current time, for a `Retry-After` date in an answer without a `Date`.
         event_ids: Returns the EventIds of the sent events in order; called only if an EventId must be looked up.
         quote: Returns the part of an unknown text about refused access that a message may quote.

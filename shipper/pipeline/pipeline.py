@@ -76,9 +76,7 @@ class Pipeline:
         suspects: By input, the places of records that an earlier process got stuck on.
 
     Attributes:
-        settlement, senders: The last two stages.
         gave_up: Why the run gave up; None if it did not.
-        reload_advice: How to make this process use changed settings.
 
     Raises:
         ConfigError: A secret, certificate or key cannot be used.

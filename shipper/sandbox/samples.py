@@ -105,7 +105,6 @@ def sample_lines(
 
     Args:
         count: Number of events, 0..999,999,937; within that, every ConsumerID of the profile `easy` is unique.
-        seed: Any integer.
         end: Aware datetime; no event is later. Profiles other than `easy` end with the day (UTC) before it.
         days: Length of the period that ends at `end`, at least 1; None = `DAYS` of the profile.
     Yields:

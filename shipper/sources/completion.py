@@ -40,7 +40,6 @@ class Completion:
     name back. A crash in between leaves the private name, for `restore_unfinished`.
 
     Args:
-        directory: Where to move files.
         is_needed: Returns whether the file of the stream with this id has the only copy of a dead letter's record.
     """
 

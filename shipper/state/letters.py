@@ -28,7 +28,6 @@ class DeadLetter(Struct, frozen=True):
         id: Ascending; never reused.
         raw_bytes: Stored bytes of the record; 0 if only its position is known.
         whole_bytes: Length of the original record if it was truncated; 0 = it was not.
-        attempts: Times it was sent or replayed.
     """
 
     id: int

@@ -34,8 +34,6 @@ class Server(uvicorn.Server):
     """
     uvicorn's server without its logs and signal handlers.
 
-    Args:
-        options: Passed to `uvicorn.Config`.
     Attributes:
         up: Set once connections are accepted.
     """
