@@ -1,7 +1,9 @@
-"""Writing to the topics of a group, with a client that fails."""
+"""Copying the state of a group, and writing to its topics with a client that fails."""
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,9 @@ from shipper.config.settings import KafkaSettings
 from shipper.kafka.documents import Document
 from shipper.kafka.view import GroupView
 from shipper.model.errors import StateInUseError
+from shipper.state.letters import EVERYTHING, open_letters
+
+SETTINGS = KafkaSettings(brokers=("127.0.0.1:1",), topics=("t",), group_id="g", security="plaintext")
 
 
 class FencedProducer:
@@ -32,11 +37,27 @@ class FencedProducer:
             self._view._note_error(KafkaError(KafkaError._FENCED, "fenced", fatal=True))
 
 
+def letter(first_at: int, partition: int, offset: int) -> Document:
+    fields = {"offset": offset, "rule": "ip", "message": "bad", "status": 0, "delivery": "invalid", "attempts": 0}
+    fields |= {"first_at": first_at, "topic": "t", "partition": partition, "group": "g"}
+    headers = [(f"shipper.{name}", str(value).encode()) for name, value in fields.items()]
+    return Document(f"id/{partition}/{offset}", b"{}", headers)
+
+
+def test_letters_are_ordered_by_time_and_position(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    written = [letter(2, 0, 7), letter(2, 1, 5), letter(1, 0, 11), letter(2, 0, 9), letter(1, 0, 10), letter(2, 0, 8)]
+    tables = {SETTINGS.letters: written, SETTINGS.ledger: []}
+    monkeypatch.setattr("shipper.kafka.view.read_table", lambda _, topic, **__: tables[topic])
+    GroupView(SETTINGS, tmp_path)
+    with closing(open_letters(tmp_path)) as letters:
+        newest = [(one.first_at, one.path, one.start_offset) for one in letters.newest(EVERYTHING, 5)]
+    assert newest == [(2, "t/1", 5), (2, "t/0", 9), (2, "t/0", 8), (2, "t/0", 7), (1, "t/0", 11)]
+
+
 def test_a_replay_that_is_ended_while_it_writes_says_that_another_one_has_started(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("shipper.kafka.view.read_table", lambda *_, **__: [])
     monkeypatch.setattr(GroupView, "_copy", lambda *_: None)
-    settings = KafkaSettings(brokers=("127.0.0.1:1",), topics=("t",), group_id="g", security="plaintext")
-    view = GroupView(settings, None)  # type: ignore[arg-type]  # not used here
+    view = GroupView(SETTINGS, None)  # type: ignore[arg-type]  # not used here
     view._producer = FencedProducer(view)  # type: ignore[assignment]
     view._letters = {(1, 2): Document("k", b"v")}
 

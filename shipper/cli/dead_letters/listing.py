@@ -63,7 +63,7 @@ def show_list(
     is_group = settings.input.kafka is not None
     with letters_in(readable_state(settings)) as letters:
         counts = letters.count_by_rule(selection)
-        newest = letters.newest(selection, limit, by_offset=is_group)
+        newest = letters.newest(selection, limit)
         reasons = letters.count_by_rule()
     with tolerate_closed_stdout():
         if form == "json":
