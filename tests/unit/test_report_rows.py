@@ -1,4 +1,4 @@
-"""The common parts of all report formats: flat rows, metrics, possible sums, and number formats."""
+"""The common parts of all report formats: flat rows, metrics, possible sums, currencies, and number formats."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from shipper.model import wire
+from shipper.report import currencies
+from shipper.report.currencies import currency_code
 from shipper.report.formatting import clean, currency, label_of, moment, number, period, short_figure, short_period
 from shipper.report.metrics import (
     ACTIVE,
@@ -305,3 +307,67 @@ def test_figures_are_formatted_for_readers():
     )
     assert currency("Krona", Decimal("1.0000")) == "Krona"
     assert currency("Krona", Decimal("0.0870")) == "Krona (rate 0.0870)"
+
+
+# Currencies -----------------------------------------------------------------------------------------------------------
+
+
+@each(
+    ("name", "code"),
+    [
+        ("Euro", "EUR"),
+        ("euros", "EUR"),
+        ("  EURO ", "EUR"),
+        ("eur", "EUR"),
+        ("US Dollar", "USD"),
+        ("U.S. dollars", "USD"),
+        ("United States Dollar", "USD"),
+        ("British Pound", "GBP"),
+        ("British Pounds", "GBP"),
+        ("Pound Sterling", "GBP"),
+        ("Pounds Sterling", "GBP"),
+        ("Great British Pound", "GBP"),
+        ("Yen", "JPY"),
+        ("Japanese  Yen", "JPY"),
+        ("Rand", "ZAR"),
+        ("South African Rand", "ZAR"),
+        ("Swedish kronor", "SEK"),
+        ("Danish Kroner", "DKK"),
+        ("Norwegian Krone", "NOK"),
+        ("Icelandic Króna", "ISK"),
+        ("Icelandic Krona", "ISK"),
+        ("Polish Zloty", "PLN"),
+        ("Polish Złoty", "PLN"),
+        ("Romanian Lei", "RON"),
+        ("São Tomé & Príncipe Dobra", "STN"),
+        ("Sao Tome and Principe Dobra", "STN"),
+        ("Tongan Pa\N{MODIFIER LETTER TURNED COMMA}anga", "TOP"),
+        ("Pa\N{RIGHT SINGLE QUOTATION MARK}anga", "TOP"),
+        ("Bulgarian Lev", "BGN"),
+    ],
+)
+def test_name_has_its_code(name, code):
+    assert currency_code(name) == code
+
+
+@each(
+    "name",
+    [
+        *(None, "", "s", "$", "XYZ", "US", "Euro Dollar", "Monopoly Money"),
+        *("Dollar", "Dollars", "Pound", "Krona", "Crown", "Peso", "Franc", "Som", "Bolívar Soberano"),
+        *("tops", "cups", "alls"),  # plurals of codes
+    ],
+)
+def test_uncertain_name_has_no_code(name):
+    assert currency_code(name) is None
+
+
+def test_no_name_belongs_to_two_currencies():
+    spellings = [
+        (currencies._key(spelling), code)
+        for code, names in currencies._NAMES_BY_CODE.items()
+        for name in (code, *names)
+        for spelling in {name, f"{name}s" if name != code else name}
+    ]
+    assert len(spellings) > 400
+    assert len(dict(spellings)) == len(set(spellings))

@@ -1,4 +1,4 @@
-"""Secrets from commands: run without a shell, limited in time and size, and never shown."""
+"""Secrets: from commands, without a shell and never shown; what to do when one is refused; and how they are reloaded."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from typing import Any
 import anyio
 import anyio.abc
 import pytest
+from msgspec.structs import replace
 
 from shipper.config import secrets
 from shipper.config.secrets import LiteralSecret, Secret, SecretReference, check_secret, decode_secret, fetch_secret
+from shipper.config.settings import EndpointSettings, OAuth2Settings, Settings, load_settings, require_endpoint
 from shipper.model.errors import ConfigError
+from shipper.pipeline.reload import reload_settings
+from shipper.status.pauses import ADVICE, ReloadAdvice, advice_on
+from tests.cases import each
 
 CANARY = "Zx9-unmistakable"
 
@@ -220,3 +225,101 @@ async def test_a_secret_for_a_body_may_contain_any_characters():
     assert await fetch_secret(command("echo", password), key="k", is_for_header=False) == password
     with pytest.raises(ConfigError, match="outside Latin-1"):
         await fetch_secret(command("echo", password), key="k")
+
+
+# Advice ---------------------------------------------------------------------------------------------------------------
+
+
+BASE = "https://intake.example.com"
+RENEWAL = ReloadAdvice("reload it", "restart it")
+FILE = SecretReference(file="/run/secret")
+
+
+def intake(**fields: object) -> EndpointSettings:
+    return EndpointSettings(**{"base_url": BASE, "subscription_key": FILE, "token": FILE, **fields})
+
+
+@each(
+    ("secret", "advice"),
+    [
+        (FILE, "write a valid {} into /run/secret; it is read automatically"),
+        (
+            SecretReference(command=("print-it", "argument")),
+            "make print-it print a valid {}; it is run again automatically",
+        ),
+        (SecretReference(env="NAME"), "set a valid {} in the environment variable NAME, then restart it"),
+        (
+            LiteralSecret("hidden", "/etc/shipper.toml"),
+            "write a valid {} as intake.{key} into /etc/shipper.toml, then reload it",
+        ),
+        (
+            LiteralSecret("hidden", "environment SHIPPER__A"),
+            "set a valid {} in the environment variable SHIPPER__A, then restart it",
+        ),
+        (LiteralSecret("hidden", "--set x=…"), "pass a valid {} as intake.{key}, then restart it"),
+        (LiteralSecret("hidden"), "pass a valid {} as intake.{key}, then restart it"),
+    ],
+)
+def test_the_advice_fits_where_the_refused_secret_comes_from(secret: Secret, advice: str):
+    for reason, key, noun in (("token", "token", "token"), ("subscription_key", "subscription_key", "key")):
+        settings = intake(**{key: secret})
+        assert advice_on(reason, settings, RENEWAL) == advice.format(noun, key=key)
+
+
+def test_each_of_two_keys_is_named():
+    advice = advice_on("subscription_key", intake(subscription_key_secondary=SecretReference(env="B")), RENEWAL)
+    assert advice == (
+        "intake.subscription_key: write a valid key into /run/secret; it is read automatically; "
+        "intake.subscription_key_secondary: set a valid key in the environment variable B, then restart it"
+    )
+
+
+def test_advice_names_settings_and_secret_of_the_token_endpoint():
+    oauth2 = OAuth2Settings(token_url=f"{BASE}/token", client_id="x", client_secret=FILE)
+    assert advice_on("token", intake(token=None, oauth2=oauth2), RENEWAL) == (
+        "correct client_id, scope and grant of intake.oauth2, then reload it; "
+        "or write a valid secret into /run/secret; it is read automatically"
+    )
+
+
+def test_other_reasons_have_the_advice_of_the_table():
+    assert advice_on("forbidden", intake(), RENEWAL) == ADVICE["forbidden"]
+    assert advice_on("no such", intake(), RENEWAL) == ""
+
+
+def test_a_literal_secret_has_a_source_that_does_not_affect_equality(tmp_path: Path):
+    file = tmp_path / "shipper.toml"
+    file.write_text(f'[intake]\nbase_url = "{BASE}"\nsubscription_key = "a"\ntoken = "b"\n')
+    variables = {"SHIPPER__INTAKE__TOKEN": "b"}
+    plain, other = (load_settings(config_path=file, environ=each) for each in ({}, variables))
+    sources = [
+        (each.subscription_key.source, each.token.source)
+        for each in (require_endpoint(plain, "intake"), require_endpoint(other, "intake"))
+    ]
+    assert sources == [(str(file), str(file)), (str(file), "environment SHIPPER__INTAKE__TOKEN")]
+    assert plain.intake == other.intake
+
+
+# Reload ---------------------------------------------------------------------------------------------------------------
+
+
+INTAKE = EndpointSettings(base_url="https://one.example.com", subscription_key="key", token="token")
+OLD = Settings(intake=INTAKE)
+
+
+@each(
+    ("changes", "changed", "deferred"),
+    [
+        ({"token": "new"}, ["intake.token"], []),
+        ({"proxy": "http://proxy.example.com"}, [], ["intake.proxy"]),
+        # A token for another address must not be sent to this one.
+        ({"base_url": "https://two.example.com", "token": "new"}, [], ["intake.base_url", "intake.token"]),
+    ],
+)
+def test_new_credentials_apply_at_once_unless_the_address_changes(
+    changes: dict[str, str], changed: list[str], deferred: list[str]
+):
+    reload = reload_settings(OLD, replace(OLD, intake=replace(INTAKE, **changes)))
+    assert (reload.changed, reload.deferred) == (changed, deferred)
+    applied = {name: value for name, value in changes.items() if f"intake.{name}" in changed}
+    assert reload.settings.intake == replace(INTAKE, **applied)

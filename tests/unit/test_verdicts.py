@@ -1,15 +1,21 @@
-"""The verdict on each answer, as a table."""
+"""The verdict on each answer, the wait that it asks for, and how it is quoted."""
 
 from __future__ import annotations
 
 import gzip
 import json
+from base64 import urlsafe_b64encode
+from random import Random
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from shipper.delivery.answer import Answer
+from shipper.delivery.credentials import Authorization
+from shipper.delivery.quoting import quotation
 from shipper.delivery.verdicts import ANSWER_BYTES, STATEMENT_BYTES, Action, Verdict, judge
+from shipper.delivery.waits import REQUESTED_MAX_S, full_jitter_s, requested_wait_s
 from shipper.status.pauses import ADVICE
 from tests.cases import each
 
@@ -206,3 +212,158 @@ def test_an_answer_that_names_an_event_counts_only_for_its_batch():
     own = judge(given, events=1, event_ids=lambda: [named])
     other = judge(given, events=1, event_ids=lambda: [named.replace("6", "7")])
     assert (own.action, other.action) == (Action.ACCEPT, Action.PAUSE)
+
+
+# Waits ----------------------------------------------------------------------------------------------------------------
+
+
+NOON = "Wed, 21 Oct 2026 12:00:00 GMT"
+NOON_S = 1_792_584_000.0
+
+
+def asked(retry_after: str = "", text: str = "", date: str = "", wall_time: float | None = None) -> float | None:
+    return requested_wait_s(retry_after, text, date=date, wall_time=wall_time)
+
+
+@each(
+    ("header", "seconds"),
+    [
+        ("7", 7.0),
+        (" 7 ", 7.0),
+        ("0", 0.0),
+        ("1.5", 1.5),
+        ("", None),
+        ("soon", None),
+        ("-1", None),
+        ("7 s", None),
+        ("\N{ARABIC-INDIC DIGIT SEVEN}", None),
+    ],
+)
+def test_seconds_are_parsed(header: str, seconds: float | None):
+    assert asked(header) == seconds
+
+
+@each("until", ["Wed, 21 Oct 2026 12:00:30 GMT", "Wednesday, 21-Oct-26 12:00:30 GMT", "Wed Oct 21 12:00:30 2026"])
+@each("our_clock", [None, NOON_S - 3600, NOON_S + 3600])
+def test_a_date_is_measured_against_the_date_of_the_answer_however_wrong_our_clock_is(
+    until: str, our_clock: float | None
+):
+    assert asked(until, date=NOON, wall_time=our_clock) == 30
+
+
+def test_a_date_is_measured_against_our_clock_if_the_answer_has_none():
+    assert asked("Wed, 21 Oct 2026 12:00:30 GMT", wall_time=NOON_S) == 30
+    assert asked("Wed, 21 Oct 2026 12:00:30 GMT") is None
+    assert asked("Wed, 21 Oct 2026 12:00:30 GMT", date="yesterday", wall_time=NOON_S) == 30
+
+
+def test_a_date_that_has_passed_is_no_wait():
+    assert asked("Wed, 21 Oct 2026 11:00:00 GMT", date=NOON) == 0
+
+
+@each(
+    ("text", "seconds"),
+    [
+        ("Rate limit is exceeded. Try again in 7 seconds.", 7),
+        ("try again in 1 second", 1),
+        ("Please retry after 2 minutes", 120),
+        ("Quota will be replenished in 00:59:03.", 3543),
+        ("Out of call volume quota. Quota will be replenished in 00:10:05.", 605),
+        ("wait 5", 5),
+        ("Rate limit of 100 calls is exceeded.", None),
+        ("", None),
+    ],
+)
+def test_the_text_is_parsed_if_there_is_no_header(text: str, seconds: float | None):
+    assert asked(text=text) == seconds
+    assert asked("9", text=text) == 9
+
+
+@pytest.mark.parametrize("header", ["999999999", "3601", "Fri, 31 Dec 9999 23:59:59 GMT"])
+def test_an_absurd_wait_is_capped_and_logged(header: str):
+    with capture_logs() as logs:
+        assert asked(header, date=NOON) == REQUESTED_MAX_S
+    assert [entry["event"] for entry in logs] == ["long_wait_capped"]
+
+
+@each("header", ["9" * 400, "1e9", "0x10", "Wed, 99 Oct 2026 12:00:00 GMT", "\0", "🕐", "nan", "inf"])
+def test_an_invalid_wait_is_none(header: str):
+    assert asked(header, date=NOON) is None
+
+
+@each("attempt", [1, 2, 5, 20, 5000])
+def test_jitter_is_drawn_under_the_cap(attempt: int):
+    rng = Random(attempt)
+    waits = [full_jitter_s(attempt, initial_s=0.5, max_s=60, rng=rng) for _ in range(300)]
+    cap = min(60, 0.5 * 2 ** min(attempt - 1, 50))
+    assert 0 <= min(waits) < 0.1 * cap
+    assert 0.9 * cap < max(waits) <= cap
+
+
+# Quotations -----------------------------------------------------------------------------------------------------------
+
+
+PERSON = urlsafe_b64encode(json.dumps({"sub": "Ariadne", "name": "Ariadne Kowalski", "iss": "login"}).encode()).decode()
+AUTHORIZATION = Authorization(f"eyJhbGciOiJIUzI1NiJ9.{PERSON.rstrip('=')}.c2lnbmF0dXJl", "hushhush")
+RECORDS = json.dumps(
+    {
+        "EventType": "Acquisition",
+        "events": [
+            {"Username": "Otter", "ConsumerID": 4711, "AffiliateID": "Acme", "IP": "192.0.2.7", "BrandID": 17},
+            {"Username": "Zo\N{LATIN SMALL LETTER E WITH DIAERESIS}", "FirstName": {"is": ["Anna"]}},
+            {"Username": "Big Fish", "ConsumerID": 12, "AffiliateID": ""},
+        ],
+    }
+).encode()
+
+
+@each(
+    ("said", "quoted"),
+    [
+        ("The subscription is suspended.", "The subscription is suspended."),
+        ("Access denied: the unit isn't paid (code 17)", "Access denied: the unit isn't paid (code 17)"),
+        ("Zugriff verweigert, bitte später", "Zugriff verweigert, bitte später"),
+        ("IP 192.0.2.7 is not allowed", "IP *** is not allowed"),
+        ("address 2001:db8::7 is blocked", "address *** is blocked"),
+        ("user anna.b@example.com has no rights", "user *** has no rights"),
+        ("no rights for brisk_otter17", "no rights for ***"),
+        ("no rights for otter, and none for big fish", "no rights for ***, and none for ***"),
+        ("consumer 4711 of Acme is closed", "consumer *** of *** is closed"),
+        ("consumer 48151623 is closed", "consumer *** is closed"),
+        ("otter's account, that of 'Otter' and of OTTER", "*** account, that of *** and of ***"),
+        ("BIG is unknown, as are 47 11 and 192 . 0 . 2 . 7", "*** is unknown, as are *** and ***"),
+        ("Zoe\N{COMBINING DIAERESIS} and Anna are unknown", "*** and *** are unknown"),
+        ("key hushhush is refused", "key *** is refused"),
+        ("key hush... is refused", "key *** is refused"),
+        ("Bearer short is refused", "Bearer *** is refused"),
+        ("token eyJhbGciOiJIUzI... is refused", "token *** is refused"),
+        ("the token of Ariadne Kowalski expired", "the token of *** expired"),
+        ("insufficient_scope", "insufficient_scope"),
+        ('say "no"; or yes', "say 'no', or yes"),
+        ("two\nlines\tand more", "two lines and more"),
+        ("\x1b[2J turned \u202eround", "*** turned ***"),
+        ('{"reason":"no"}', ""),
+        ("4711 0815", ""),
+        ("", ""),
+        ("<html><head><title>Access Denied</title></head><body>secret</body></html>", "Access Denied"),
+        ("<html>nothing", ""),
+    ],
+)
+def test_plain_words_are_quoted_and_everything_else_is_masked(said: str, quoted: str):
+    assert quotation(said, AUTHORIZATION, RECORDS) == quoted
+
+
+def test_a_quotation_is_short():
+    long = quotation("word " * 100_000, AUTHORIZATION)
+    assert len(long) <= 162
+    assert long.endswith(" word …")
+
+
+@pytest.mark.parametrize("body", [b"{", b"\xff", b'{"events":[1]}', b"[" * 100_000])
+def test_nothing_is_quoted_if_the_records_are_unknown(body: bytes):
+    assert quotation("no", AUTHORIZATION, body) == ""
+
+
+def test_a_token_of_any_form_is_accepted():
+    for token in ("", "x", "a.b.c", "a.bm8.c", "a.W10.c", "." * 1000):
+        assert quotation("no", Authorization(token, "key")) == "no"
