@@ -54,8 +54,7 @@ def test_a_file_that_left_is_closed_after_the_rotate_wait(bench: Bench, leave: C
 def test_a_known_file_that_leaves_and_returns_is_resumed(bench: Bench):
     path = bench.write("a.log", lines(0, 100))
     settle(bench.store, bench.look(1.0))
-    bench.stop()
-    bench.start()
+    bench.restart()
     bench.write("a.log", lines(100, 200))
     chunks = bench.look(2.0)
     assert b"".join(chunk.data for chunk in chunks) == lines(100, 200)
@@ -94,8 +93,7 @@ def test_a_file_that_starts_with_a_hole_is_read_after_it(bench: Bench):
 
 
 def test_many_files_are_followed_with_few_of_them_open(bench: Bench):
-    bench.stop()
-    follower = bench.start(max_open=3)
+    follower = bench.restart(max_open=3)
     names = [f"{number}.log" for number in range(10)]
     for turn in range(4):
         for name in names:
@@ -108,8 +106,7 @@ def test_many_files_are_followed_with_few_of_them_open(bench: Bench):
 
 
 def test_with_many_files_a_deleted_file_is_not_closed_before_its_end_is_read(bench: Bench):
-    bench.stop()
-    bench.start(max_open=1)
+    bench.restart(max_open=1)
     path = bench.write("a.log", lines(0, 3))
     assert bench.read(1.0) == lines(0, 3)
     bench.write("a.log", lines(3, 6))
@@ -245,8 +242,7 @@ def test_the_last_save_updates_settled_until_of_quiet_files(bench: Bench):
 
 @pytest.mark.parametrize("suffix", [".gz", ".copy"])
 def test_a_file_copied_before_its_first_read_is_read_once(bench: Bench, suffix: str):
-    bench.stop()
-    follower = bench.start("*.log*")
+    follower = bench.restart("*.log*")
     path = bench.write("a.log", lines(0, 200))
     follower.scan(follower.find(), 1.0)  # opened; the service is away, so nobody reads
     old = path.rename(path.with_name("a.log.1"))
@@ -265,8 +261,7 @@ def test_a_file_copied_before_its_first_read_is_read_once(bench: Bench, suffix: 
 @pytest.mark.parametrize("suffix", [".gz", ".copy"])
 @pytest.mark.parametrize("reads_at", [1, 4])
 def test_a_copy_found_together_with_its_original_is_not_read(bench: Bench, suffix: str, reads_at: int):
-    bench.stop()
-    follower = bench.start("*.log*")
+    follower = bench.restart("*.log*")
     original = bench.write("a.log.1", lines(0, 200))
     data = original.read_bytes()
     original.with_name(f"a.log.1{suffix}").write_bytes(gzip.compress(data) if suffix == ".gz" else data)
@@ -282,8 +277,7 @@ def test_a_copy_found_together_with_its_original_is_not_read(bench: Bench, suffi
 
 @pytest.mark.parametrize("suffix", [".gz", ".copy"])
 def test_a_file_copied_after_an_unnoticed_truncation_is_read_once(bench: Bench, suffix: str):
-    bench.stop()
-    follower = bench.start("*.log*")
+    follower = bench.restart("*.log*")
     path = bench.write("a.log", lines(0, 200))
     read = bench.read(1.0)
     path.with_name("a.log.1").write_bytes(path.read_bytes())
