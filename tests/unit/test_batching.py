@@ -45,7 +45,6 @@ def batcher(**changes: object) -> Batcher:
 
 
 def events(batch: Batch | None) -> list[tuple[str, int]]:
-    assert batch is not None
     return [(event["EventId"], event["c"]) for event in json.loads(batch.body)["events"]]
 
 
@@ -63,7 +62,6 @@ def test_a_batch_is_full_at_its_last_event_and_counts_from_one():
     full.add(chunk(("b", 2)), now=0)
     assert full.is_full
     batch = full.take()
-    assert batch is not None
     assert (batch.number, batch.events, full.room_events) == (1, 2, 2)
 
 
@@ -81,7 +79,6 @@ def test_the_room_is_the_space_left_in_the_request_body():
     room = sized.room_bytes
     sized.add(chunk(("a", 1), ("b", 2), pad=50), now=0)
     batch = sized.take()
-    assert batch is not None
     lines = chunk(("a", 1), ("b", 2), pad=50).lines
     assert len(batch.body) == 10_000 - room + len(lines)
 
@@ -167,7 +164,6 @@ def test_every_event_is_sent_once_and_no_batch_exceeds_a_limit(
 
     def take() -> None:
         batch = model.take()
-        assert batch is not None
         assert len(batch.body) <= 600
         out = events(batch)
         assert 0 < len(out) == batch.events <= max_events
@@ -210,7 +206,6 @@ def pieces_of(
     offset = start
     while offset < chunk.end_offset:
         piece = codec.encode(chunk, offset, room_events=room_events, room_bytes=1 << 20, latest=LATEST)
-        assert piece is not None
         yield piece
         offset = piece.span.end_offset
 
@@ -316,7 +311,6 @@ def test_an_event_keeps_its_position_through_batching_and_splitting(
 
     def take() -> None:
         batch = batcher.take()
-        assert batch is not None
         batches.append(batch)
 
     for piece in pieces_of(b"\n".join(lines), room_events=max_events):
@@ -340,7 +334,6 @@ def test_an_event_keeps_its_position_through_batching_and_splitting(
     found: dict[str, list[bytes]] = {}
     for batch in singles:
         ((span, (ordinal,)),) = batch.parts
-        assert span.chunk is not None
         start, end = span.bounds_of(ordinal)
         (event,) = json.loads(batch.body)["events"]
         raw = span.chunk.data[start:end]

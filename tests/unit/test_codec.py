@@ -59,7 +59,6 @@ def encode(
     offset = start
     while offset < chunk.end_offset:
         piece = codec.encode(chunk, offset, room_events=room_events, room_bytes=room_bytes, latest=LATEST)
-        assert piece is not None
         assert piece.span.start_offset == offset
         offset = piece.span.end_offset
         pieces.append(piece)
@@ -329,7 +328,6 @@ def test_an_oversized_line_is_one_dead_letter():
         stream=Stream(stream_id=1, kind="file", path="x"), start_offset=7, end_offset=99, data=b"", is_oversized=True
     )
     piece = Codec(strict_records(10), max_record_bytes=10).encode(chunk, 7, room_events=1, room_bytes=1, latest=LATEST)
-    assert piece is not None
     assert (piece.span.records, piece.span.unsettled, piece.span.end_offset) == (1, 0, 99)
     (rejection,) = piece.span.rejections
     assert (rejection.rule, rejection.start_offset, rejection.end_offset) == ("oversized", 7, 99)

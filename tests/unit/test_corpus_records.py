@@ -45,7 +45,6 @@ def encode(codec: Codec, lines: Sequence[bytes], start: int) -> EncodedChunk:
     while not pieces or pieces[-1].span.end_offset < chunk.end_offset:
         offset = pieces[-1].span.end_offset if pieces else start
         encoded = codec.encode(chunk, offset, room_events=1000, room_bytes=1 << 24, latest=LATEST)
-        assert encoded is not None
         pieces.append(encoded)
     piece = joined(pieces)
     assert (piece.span.start_offset, piece.span.end_offset) == (start, chunk.end_offset)

@@ -394,7 +394,6 @@ def test_replayed_letters_move_in_the_totals_and_failed_ones_stay(store: Store, 
     assert (found["read"], found["accepted"], found["duplicates"], found["dead_lettered"]) == (5, 2, 0, 3)
     assert store.letters.ids(EVERYTHING) == [2, 4, 5]
     letter = store.letters.get(2)
-    assert letter
     assert (letter.rule, letter.status, letter.delivery, letter.attempts) == ("json", 400, "rejected", 1)
     assert (letter.first_at, letter.last_at, letter.path, letter.start_offset) == (1.0, 9.0, "/a", 1)
     assert [stream.stream_id for stream in store.streams.load("file")] == [1]

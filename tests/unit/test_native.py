@@ -149,7 +149,6 @@ def settled(
     duplicates, offset, open_pieces = 0, 0, []
     while offset < len(data):
         piece = codec.encode(chunk, offset, latest=LATEST, **room)
-        assert piece is not None
         span = piece.span
         assert span.start_offset == offset < span.end_offset
         offset = span.end_offset

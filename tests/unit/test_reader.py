@@ -40,20 +40,16 @@ def append(path: Path, data: bytes) -> None:
 def test_an_incomplete_line_waits_for_its_newline(file: Path, reader: StreamReader):
     append(file, b"one\ntw")
     chunk = reader.read(is_final=False)
-    assert chunk
     assert (chunk.data, chunk.start_offset, chunk.end_offset) == (b"one\n", 0, 4)
     assert reader.read(is_final=False) is None
     append(file, b"o\n")
     chunk = reader.read(is_final=False)
-    assert chunk
     assert (chunk.data, chunk.start_offset, chunk.end_offset) == (b"two\n", 4, 8)
 
 
 def test_the_end_of_the_input_completes_the_last_line(file: Path, reader: StreamReader):
     append(file, b"one\ntw")
     first, second = reader.read(is_final=True), reader.read(is_final=True)
-    assert first
-    assert second
     assert (first.data, second.data, second.end_offset) == (b"one\n", b"tw", 6)
     assert reader.read(is_final=True) is None
 
@@ -79,7 +75,6 @@ def test_a_line_that_is_never_a_record_is_skipped_by_position(file: Path, reader
     if has_end:
         append(file, b"x\nnext\n")
     skipped = reader.read(is_final=not has_end)
-    assert skipped
     assert (skipped.is_oversized, skipped.data) == (True, b"")
     assert (skipped.start_offset, skipped.end_offset) == (0, 4 * READ_BYTES + 2 * has_end)
     following = reader.read(is_final=True)
@@ -93,8 +88,6 @@ def test_a_long_line_is_read_whole_where_the_limit_allows_it(file: Path):
     reader = StreamReader(Content(os.open(file, os.O_RDONLY)), stream, file, max_record_bytes=2 * READ_BYTES)
     first, second = reader.read(is_final=False), reader.read(is_final=False)
     reader.close()
-    assert first
-    assert second
     assert (first.data == line, second.data) == (True, b"short\n")
 
 
@@ -237,7 +230,6 @@ def test_reserved_space_filled_line_by_line_is_not_reread(file: Path, reader: St
             out.write(b"line\n")
         at += len(b"line\n")
         chunk = reader.read(is_final=False)
-        assert chunk
         assert (chunk.data, chunk.end_offset) == (b"line\n", at)
         assert reader.read(is_final=False) is None
         assert reader.is_intact()

@@ -393,7 +393,6 @@ def test_figures_of_thirty_digits_are_added_and_broken_down_exactly():
 def test_days_of_another_zone_are_found_and_named(rng: Random, hours: int):
     accepted = ledger(rng)
     found = compare(accepted, reports(accepted, days_of_offset(hours)))
-    assert found.zone
     assert [clock.option for clock in found.zone.zones] == [zone_of_offset(hours)]
     assert found.verdict == "explained"
     assert f"{days_of_offset(hours).name} (--timezone {zone_of_offset(hours)})" in headlines(found)[0]

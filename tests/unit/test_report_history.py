@@ -354,10 +354,8 @@ def test_processes_may_create_and_write_it_concurrently(tmp_path: Path):
             for number in range(WRITERS)
         ]
         for writer in writers:
-            assert writer.stdout is not None
             assert writer.stdout.readline() == b"ready\n"
         for number, writer in enumerate(writers):
-            assert writer.stdin is not None
             writer.stdin.write(body(number))
             writer.stdin.close()
             writer.stdin = None

@@ -1,4 +1,4 @@
-"""Secrets: from commands, without a shell and never shown; what to do when one is refused; and how they are reloaded."""
+"""Secrets: from commands, without a shell and never shown; what to do when one is refused; and their reloading."""
 
 from __future__ import annotations
 

@@ -179,7 +179,6 @@ def test_the_error_for_a_directory_in_use_names_the_first_process(tmp_path: Path
     with subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
-        assert holder.stdout
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(StateInUseError, match=f"process {holder.pid}"), locked_directory(tmp_path):
             pass
