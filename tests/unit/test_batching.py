@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -15,11 +15,11 @@ from shipper.config.settings import RecordsSettings
 from shipper.delivery.parts import halves, merge_batches, parts
 from shipper.model.framing import LINES as ONE_A_LINE
 from shipper.model.framing import BatchElements, CsvRows, Framing
-from shipper.model.records import Batch, Chunk, EncodedChunk, Span, Stream
+from shipper.model.records import Batch, EncodedChunk, Span, Stream
 from shipper.model.wire import BODY_HEAD
 from shipper.pipeline.batching import Batcher
 from tests.cases import each
-from tests.unit.test_codec import LATEST, LIMIT, event, line
+from tests.unit.test_codec import LIMIT, chunk_of, event, line, pieces_of
 
 STREAM = Stream(stream_id=1, kind="file", path="x")
 
@@ -197,23 +197,17 @@ START = 1000  # of a chunk in the middle of its stream
 LINES = [line(number, ConsumerID=number + 1) for number in range(8)]
 
 
-def pieces_of(
+def encoded(
     data: bytes, *, framing: Framing = ONE_A_LINE, start: int = START, room_events: int = 3, **records: Any
-) -> Iterable[EncodedChunk]:
+) -> Iterator[EncodedChunk]:
     codec = Codec(RecordsSettings(**records), max_record_bytes=LIMIT)
-    stream = Stream(stream_id=1, kind="file", path="x", framing=framing)
-    chunk = Chunk(stream=stream, start_offset=start, end_offset=start + len(data), data=data)
-    offset = start
-    while offset < chunk.end_offset:
-        piece = codec.encode(chunk, offset, room_events=room_events, room_bytes=1 << 20, latest=LATEST)
-        yield piece
-        offset = piece.span.end_offset
+    return pieces_of(codec, chunk_of(data, start=start, framing=framing), room_events=room_events)
 
 
 def raws_by_place(data: bytes, **options: Any) -> list[bytes]:
     """Encode, then cut each event out of the data again."""
     found = []
-    for piece in pieces_of(data, **options):
+    for piece in encoded(data, **options):
         assert len(piece.event_ids) == piece.span.unsettled
         for ordinal in range(piece.span.unsettled):
             start, end = piece.span.bounds_of(ordinal)
@@ -313,7 +307,7 @@ def test_an_event_keeps_its_position_through_batching_and_splitting(
         batch = batcher.take()
         batches.append(batch)
 
-    for piece in pieces_of(b"\n".join(lines), room_events=max_events):
+    for piece in encoded(b"\n".join(lines), room_events=max_events):
         assert piece.waits == piece.span.unsettled - len(set(piece.event_ids) - came)
         came |= set(piece.event_ids)
         while len(piece.event_ids) > batcher.room_events:

@@ -23,6 +23,7 @@ from shipper.state.letters import EVERYTHING, Selection, consumer_id_of, open_le
 from shipper.state.schema import LETTER_OVERHEAD_BYTES
 from shipper.state.store import Store
 from tests.cases import each
+from tests.unit.test_codec import chunk_of, pieces_of
 
 
 def rejection(at: int = 0, raw: bytes = b"{}", rule: str = "ip", **changes: Any) -> Rejection:
@@ -305,12 +306,8 @@ def test_an_erasure_finds_every_spelling_of_the_number_of_an_invalid_record(
     overrides = [f"state.directory={tmp_path}", f"records.mode={mode}"]
     settings = load_settings(config_path=None, environ={}, overrides=overrides)
     data = b'{"ConsumerID":%b,"IP":"x"%b\n' % (number, end)
-    stream = Stream(stream_id=1, kind="file", path="/a")
-    codec = Codec(settings.records, max_record_bytes=1000)
-    (piece,) = codec.encode_all(
-        Chunk(stream=stream, start_offset=0, end_offset=len(data), data=data), room_bytes=1000, latest=""
-    )
-    store.save([checkpoint(*piece.span.rejections, stream=stream)], 1.0)
+    (piece,) = pieces_of(Codec(settings.records, max_record_bytes=1000), chunk_of(data))
+    store.save([checkpoint(*piece.span.rejections)], 1.0)
     erasure = Erasure(settings, store, "42")
     found = erasure.find()
     assert len(found.letters) + len(found.doubtful) == 1

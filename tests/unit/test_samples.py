@@ -19,7 +19,6 @@ from shipper.codec.dedupe import accept_events
 from shipper.codec.rules import latest_timestamp
 from shipper.config.settings import RecordsSettings
 from shipper.model import wire
-from shipper.model.records import Chunk, Stream
 from shipper.sandbox.samples import (
     AFFILIATES,
     BLOCK,
@@ -36,6 +35,7 @@ from shipper.sandbox.samples import (
     sample_lines,
 )
 from tests.cases import each
+from tests.unit.test_codec import chunk_of, pieces_of
 
 END = datetime(2026, 3, 15, 12, 30, 7, 999_999, tzinfo=UTC)
 FIELDS = list(wire.ActivityEvent.__struct_fields__)
@@ -144,10 +144,8 @@ def events(profile: SampleProfile) -> list[wire.ActivityEvent]:
 
 
 def judged(profile: SampleProfile) -> dict[str, int]:
-    codec, data, found = Codec(RecordsSettings(), max_record_bytes=1 << 18), b"".join(lines(profile)), Counter[str]()
-    chunk = Chunk(stream=Stream(stream_id=1, kind="file", path=""), start_offset=0, end_offset=len(data), data=data)
-    latest = latest_timestamp(END.timestamp(), 0)
-    for piece in codec.encode_all(chunk, room_bytes=1 << 20, latest=latest):
+    codec, found = Codec(RecordsSettings(), max_record_bytes=1 << 18), Counter[str]()
+    for piece in pieces_of(codec, chunk_of(b"".join(lines(profile))), latest=latest_timestamp(END.timestamp(), 0)):
         accept_events(codec.window, piece.span, range(piece.events - piece.waits))
         found["good"] += piece.events - piece.waits
         found["invalid"] += len(piece.span.rejections)

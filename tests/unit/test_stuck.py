@@ -15,12 +15,13 @@ from structlog.testing import capture_logs
 from shipper.codec.codec import Codec
 from shipper.config.settings import RecordsSettings
 from shipper.model.framing import LINES, BatchElements, CsvRows, Framing
-from shipper.model.records import Chunk, Stream
+from shipper.model.records import Stream
 from shipper.state.sqlite import transaction
 from shipper.status.live import Board, Live
 from shipper.status.watchdog import Watchdog
 from shipper.system.work import StuckPlaces, WorkItem, at_work, recorded, set_recorder, waiting, work_items
 from tests.cases import each
+from tests.unit.test_codec import chunk_of
 
 LIMIT_S = 10.0
 READ = WorkItem("read", "/in/a.ndjson", "1:2", 70)
@@ -268,9 +269,8 @@ FRAMINGS: dict[str, tuple[Framing, bytes, list[bytes]]] = {
 @each("framing", list(FRAMINGS))
 def test_exactly_the_next_record_is_rejected_unread(framing: str):
     how, data, records = FRAMINGS[framing]
-    stream = Stream(stream_id=1, kind="file", path="x", framing=how)
     origin = 1000
-    chunk = Chunk(stream=stream, start_offset=origin, end_offset=origin + len(data), data=data)
+    chunk = chunk_of(data, start=origin, framing=how)
     codec = Codec(RecordsSettings(), max_record_bytes=10_000)
     offset, refused = origin, []
     while offset < chunk.end_offset:
