@@ -111,14 +111,8 @@ TEXT = [
     *[("muted", back) for back in ("page", "card")],
     *[(state, back) for state in ("good", "busy", "warn", "bad", "off") for back in ("page", f"{state}-back")],
     *[("ink", f"{state}-back") for state in ("good", "busy", "warn", "bad", "off")],
-    *[
-        ("page", "warn"),
-        ("page", "bad"),
-        ("bad", "card"),
-        ("accent", "page"),
-        ("accent", "accent-back"),
-        ("c0", "page"),
-    ],
+    *[("page", "warn"), ("page", "bad"), ("bad", "card"), ("c0", "page")],
+    *[("accent", back) for back in ("page", "accent-back")],
 ]
 SHAPES = [(colour, "card") for colour in ("c0", "c1", "c2", "c3")]
 
@@ -153,6 +147,8 @@ BEHIND = replace(
     accepted_per_second=1204.4,
     oldest_unsettled_seconds=12.0,
 )
+STALLED = replace(BEHIND, settled_bytes_per_second=0.0)
+HALF_DONE = replace(BEHIND, lag_bytes=110_000_000, total_bytes=200_000_000, settled_bytes=90_000_000)
 NEARLY_DONE = replace(BEHIND, lag_bytes=500_000, oldest_unsettled_seconds=0.9)
 OPEN_LINE = replace(LIVE, lag_bytes=10)
 ENDED = replace(LIVE, phase="stopped", outcome="finished")
@@ -160,6 +156,8 @@ NO_MATCH = "no file matches /data/*.ndjson"
 NO_ENTRY = "/data/app.ndjson cannot be read: permission denied; it belongs to user 0"
 TROUBLED = replace(LIVE, unreadable=[NO_ENTRY], unreadable_count=1)
 DELIVERED = "Everything written until 14:00:00Z is delivered"
+UP_TO_A_LINE = "Everything up to the last complete line is delivered"
+BEFORE = "before they were read"
 NONE_ACCEPTED = "None of the records read was accepted: "
 
 
@@ -175,45 +173,19 @@ def headline_of(live: Live, **state: Any) -> Headline:
     [
         (LIVE, 0, "good", DELIVERED),
         (LIVE, 1561, "warn", f"{DELIVERED}, except 1,561 dead letters"),
-        (
-            replace(LIVE, unreachable_bytes=1_200_000),
-            0,
-            "warn",
-            f"{DELIVERED}, except 1.2 MB that were gone before they were read",
-        ),
+        (replace(LIVE, unreachable_bytes=1_200_000), 0, "warn", f"{DELIVERED}, except 1.2 MB that were gone {BEFORE}"),
         (replace(LIVE, has_scanned=False), 0, "busy", "Looking for inputs"),
         (replace(LIVE, phase="starting"), 0, "busy", "Starting"),
         (BEHIND, 0, "busy", "Delivering, 96.5 MB behind, about 4 min to go"),
-        (replace(BEHIND, settled_bytes_per_second=0.0), 0, "busy", "Delivering, 96.5 MB behind"),
-        (
-            replace(BEHIND, settled_bytes_per_second=0.0, oldest_unsettled_seconds=200.0),
-            0,
-            "warn",
-            "No progress for 3 min",
-        ),
-        (
-            replace(BEHIND, lag_bytes=110_000_000, total_bytes=200_000_000, settled_bytes=90_000_000),
-            0,
-            "busy",
-            "Delivering, 45 % of 200 MB, about 4 min to go",
-        ),
+        (STALLED, 0, "busy", "Delivering, 96.5 MB behind"),
+        (replace(STALLED, oldest_unsettled_seconds=200.0), 0, "warn", "No progress for 3 min"),
+        (HALF_DONE, 0, "busy", "Delivering, 45 % of 200 MB, about 4 min to go"),
         (NEARLY_DONE, 0, "good", "Up to date, delivering 1,204/s"),
         (NEARLY_DONE, 2, "warn", "Up to date, delivering 1,204/s, except 2 dead letters"),
         (replace(NEARLY_DONE, accepted=0, dead_lettered=9), 0, "warn", "Up to date, delivering 1,204/s"),
         (replace(BEHIND, phase="draining"), 0, "busy", "Draining, 8,000 records to settle"),
-        (
-            OPEN_LINE,
-            0,
-            "good",
-            "Everything up to the last complete line is delivered; 10 B belong to an incomplete line",
-        ),
-        (
-            OPEN_LINE,
-            2,
-            "warn",
-            "Everything up to the last complete line is delivered, except 2 dead letters; 10 B belong to an incomplete "
-            "line",
-        ),
+        (OPEN_LINE, 0, "good", f"{UP_TO_A_LINE}; 10 B belong to an incomplete line"),
+        (OPEN_LINE, 2, "warn", f"{UP_TO_A_LINE}, except 2 dead letters; 10 B belong to an incomplete line"),
         (replace(OPEN_LINE, settled_bytes_per_second=0.9), 0, "busy", "Delivering, 10 B behind, about 11 s to go"),
         (replace(OPEN_LINE, phase="draining"), 0, "busy", "Draining, 0 records to settle"),
         (ENDED, 0, "good", "Stopped: finished"),
@@ -239,24 +211,16 @@ def test_the_headline_names_the_state_with_its_figures(live: Live, kept: int, st
     ("changes", "title", "detail", "sub"),
     [
         ({"unmatched": [NO_MATCH], "read": 0}, "No file matches /data/*.ndjson", "", "Nothing has been read yet."),
-        (
-            {"unmatched": [NO_MATCH]},
-            "No file matches /data/*.ndjson",
-            "",
-            "Everything else is delivered.",
-        ),
+        ({"unmatched": [NO_MATCH]}, "No file matches /data/*.ndjson", "", "Everything else is delivered."),
         (
             {"unreadable": [NO_ENTRY], "unreadable_count": 3, "unmatched": [NO_MATCH], "lag_bytes": 500},
-            "/data/app.ndjson cannot be read",
-            ": permission denied",
+            *("/data/app.ndjson cannot be read", ": permission denied"),
             "It belongs to user 0. 2 more files cannot be read. No file matches /data/*.ndjson. "
             "0 records and 500 B wait.",
         ),
         (
             {"unreadable": [NO_ENTRY], "accepted": 0, "dead_lettered": 9},
-            "/data/app.ndjson cannot be read",
-            ": permission denied",
-            "It belongs to user 0.",
+            *("/data/app.ndjson cannot be read", ": permission denied", "It belongs to user 0."),
         ),
     ],
 )
@@ -300,7 +264,8 @@ def test_a_single_pause_is_named(count: int, why: str):
     assert headline_of(replace(BEHIND, pauses=pauses, phase="draining")).text(NOW) == f"Draining, but paused{why}"
 
 
-OF_MEMBER = "Everything written to this member's partitions"
+OF_MEMBER, LETTERS_OF_MEMBER = "Everything written to this member's partitions", "2 dead letters of this process"
+REFUSING = replace(LIVE, dead_lettered=2)
 
 
 def member(live: Live, *partitions: tuple[int, float | None]) -> Live:
@@ -316,22 +281,13 @@ def member(live: Live, *partitions: tuple[int, float | None]) -> Live:
     ("live", "state", "text"),
     [
         (member(LIVE, (0, 1), (0, 2)), "good", f"{OF_MEMBER} until 13:59:58Z is delivered"),
-        (
-            member(replace(LIVE, dead_lettered=2), (0, 0)),
-            "warn",
-            f"{OF_MEMBER} until 14:00:00Z is delivered, except 2 dead letters of this process",
-        ),
-        (member(LIVE, (0, 1), (0, None)), "busy", "Delivering"),
-        (member(LIVE, (0, 60)), "busy", "Delivering"),
+        (member(REFUSING, (0, 0)), "warn", f"{OF_MEMBER} until 14:00:00Z is delivered, except {LETTERS_OF_MEMBER}"),
+        *((member(LIVE, *partitions), "busy", "Delivering") for partitions in ([(0, 1), (0, None)], [(0, 60)])),
         (member(LIVE), "busy", "No partition is assigned to this member"),
         (member(NEARLY_DONE, (300, 1)), "good", "Up to date, delivering 1,204/s"),
         (member(NEARLY_DONE, (300, 20)), "busy", "Delivering, 300 records behind, about 0 s to go"),
         (member(NEARLY_DONE, (19_000, 1)), "busy", "Delivering, 19,000 records behind, about 15 s to go"),
-        (
-            member(replace(NEARLY_DONE, accepted_per_second=0.0), (19_000, 1)),
-            "busy",
-            "Delivering, 19,000 records behind",
-        ),
+        (member(replace(NEARLY_DONE, accepted_per_second=0), (19_000, 1)), "busy", "Delivering, 19,000 records behind"),
     ],
 )
 def test_a_member_is_up_to_date_only_as_of_the_last_known_ends(live: Live, state: str, text: str):
