@@ -136,9 +136,9 @@ async def test_a_hung_command_and_processes_left_by_one_are_killed(
 ):
     """Also after the command itself has ended, so that its process id is nobody's any more."""
     monkeypatch.setattr(secrets, "COMMAND_LIMIT_S", 0.5)
-    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo := tmp_path / "fifo")
     # The shell and its children hold the pipe open for writing: its end tells that all are gone.
-    left = script(f"mkfifo {fifo}; exec 3<>{fifo}; {commands}")
+    left = script(f"exec 3<>{fifo}; {commands}")
     if is_hung:
         assert "sh did not end within 0.5 s" in await refused(left)
     else:
@@ -175,13 +175,13 @@ def _has_writer(fifo: Path) -> bool:
 
 @pytest.mark.parametrize("is_started", [False, True], ids=["while it starts", "while it runs"])
 async def test_a_cancelled_command_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_started: bool):
-    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo := tmp_path / "fifo")
     runs = anyio.Event()
     open_process = anyio.open_process
 
     async def opened(*arguments: Any, **options: Any) -> anyio.abc.Process:
         process = await open_process(*arguments, **options)
-        while not (fifo.exists() and _has_writer(fifo)):
+        while not _has_writer(fifo):
             await anyio.sleep(0.01)
         runs.set()
         if not is_started:
@@ -192,7 +192,7 @@ async def test_a_cancelled_command_is_killed(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(anyio, "open_process", opened)
     with anyio.fail_after(20):
         async with anyio.create_task_group() as group:
-            group.start_soon(lambda: fetch_secret(script(f"mkfifo {fifo}; exec 3<>{fifo}; sleep 1000; true"), key="k"))
+            group.start_soon(lambda: fetch_secret(script(f"exec 3<>{fifo}; sleep 1000; true"), key="k"))
             await runs.wait()
             group.cancel_scope.cancel()
         while _has_writer(fifo):
