@@ -25,6 +25,16 @@ def answer(status: int, retry_after: str = "", body: bytes = b"") -> Answer:
     return Answer(status=status, content_type="application/json", retry_after=retry_after, body=body)
 
 
+class HandClock:
+    """A clock that only the test advances."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class ScriptedEndpoint:
     """
     Answers with the next item of a script; after the last, with 202.

@@ -293,7 +293,3 @@ def head_and_close(connection: socket.socket) -> None:
     """Reply with part of a head, then close the connection."""
     connection.sendall(b"HTTP/1.1 202 Acc")
     connection.shutdown(socket.SHUT_RDWR)
-
-
-def origin_with(is_tls: bool, context: ssl.SSLContext, *replies: Reply) -> Origin:
-    return Origin(*replies, context=context if is_tls else None)

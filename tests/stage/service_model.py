@@ -5,15 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
-import trio
 from anyio.streams.memory import MemoryObjectReceiveStream
-from trio.testing import MockClock
 
 from shipper.config.settings import DeliverySettings
 from shipper.delivery.answer import Answer
@@ -24,16 +22,10 @@ from shipper.delivery.sender import DeliveryCounts, Sender, SharedState
 from shipper.model.records import Batch, BatchResult, Refusal, Span, Stream
 from shipper.model.wire import BODY_HEAD, BODY_TAIL
 from tests.fakes import OK, FixedCredentials, answer
-
-T = TypeVar("T")
+from tests.stage.loops import in_virtual_time
 
 Reply = Answer | NoAnswerError
 UNTIL_IT_RECOVERS = 1_000.0
-
-
-def in_virtual_time(main: Callable[[], Awaitable[T]]) -> T:
-    """Run on a clock that jumps to the next event."""
-    return trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 def event_id(number: int) -> str:
@@ -233,15 +225,12 @@ def no_answer(cause: str = "read_timeout", **flags: Any) -> NoAnswerError:
     return NoAnswerError(cause, "no answer", **flags)
 
 
-def run(delivery: Callable[[], Delivery], batches: list[Any]) -> Delivery:
-    """Create and run a delivery in virtual time."""
-
-    async def main() -> Delivery:
-        made = delivery()
-        await made.deliver(batches)
-        return made
-
-    return in_virtual_time(main)
+@in_virtual_time
+async def run(delivery: Callable[[], Delivery], batches: list[Any]) -> Delivery:
+    """Create and run a delivery."""
+    made = delivery()
+    await made.deliver(batches)
+    return made
 
 
 def refuses(poison: set[int], status: int = 400, words: str = "IP is bad") -> Callable[[Request], Reply | None]:

@@ -19,7 +19,7 @@ from shipper.config.secrets import LiteralSecret, SecretReference
 from shipper.config.settings import DeliverySettings, EndpointSettings
 from tests.cases import each
 from tests.servers import Origin, Proxy
-from tests.stage.loops import Run
+from tests.stage.loops import on_each_loop
 
 DELIVERY = DeliverySettings(connect_timeout_seconds=5.0, read_timeout_seconds=5.0)
 SECRETS = ("the-key", "the-token", "the-proxy-password")
@@ -58,10 +58,11 @@ def short(items: Sequence[Item]) -> list[str]:
 # Servers --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_steps_are_the_same_on_every_event_loop_and_connections_are_closed(
-    run: Run, ca: Path, server_context: ssl.SSLContext
+@on_each_loop
+async def test_the_steps_are_the_same_on_every_event_loop_and_connections_are_closed(
+    ca: Path, server_context: ssl.SSLContext
 ):
-    async def main() -> None:
+    with Origin(context=server_context) as origin:
         items = await look(origin.url, ca_bundle=ca, asks=True)
         good = ["dns", "connect", "tls", "credentials", "route", "key", "token"]
         assert short(items) == [*(f"ok {step}" for step in good), "note clock"]
@@ -69,9 +70,6 @@ def test_the_steps_are_the_same_on_every_event_loop_and_connections_are_closed(
         with anyio.fail_after(10):
             while origin.closed < 2:
                 await anyio.sleep(0.001)
-
-    with Origin(context=server_context) as origin:
-        run(main)
     assert (origin.accepted, len(origin.requests)) == (2, 1)
 
 
@@ -128,14 +126,12 @@ async def test_all_addresses_are_reported_and_tried(
         assert "clear text" in items[2].what
 
 
-def test_an_invalid_name_is_not_found(run: Run):
-    async def main() -> None:
-        items = await look(f"http://{'x' * 64}.example.com")
-        assert short(items) == ["fail dns"]
-        assert "cannot be resolved" in items[0].what
-        assert "check intake.base_url" in items[0].what
-
-    run(main)
+@on_each_loop
+async def test_an_invalid_name_is_not_found():
+    items = await look(f"http://{'x' * 64}.example.com")
+    assert short(items) == ["fail dns"]
+    assert "cannot be resolved" in items[0].what
+    assert "check intake.base_url" in items[0].what
 
 
 def test_a_step_that_hangs_is_aborted(monkeypatch: pytest.MonkeyPatch):

@@ -14,7 +14,7 @@ from shipper.state.store import Store
 from shipper.status.logs import configure_logs, take_left_out
 from tests.fakes import answer
 from tests.stage import test_pipeline_outage
-from tests.stage.service_model import in_virtual_time
+from tests.stage.loops import in_virtual_time
 from tests.stage.test_pipeline_outage import RECORDS, Outage
 
 AWAY_S = 3_600.0
@@ -32,25 +32,19 @@ def real_logs():
 
 
 @pytest.mark.usefixtures("real_logs")
-def test_an_outage_is_logged_every_30_s_with_its_reason(
+@in_virtual_time
+async def test_an_outage_is_logged_every_30_s_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(test_pipeline_outage, "BACK_AT", AWAY_S)
     store = Store(tmp_path)
     outage = Outage(store, monkeypatch, answer(503), concurrency=8)
     monkeypatch.setattr("shipper.pipeline.observer.SNAPSHOT_INTERVAL_S", 10.0)  # rarely, so that it is cheap
-    requests = 0
-
-    async def main() -> None:
-        nonlocal requests
-        assert (await outage.begin().run()).accepted == RECORDS
-        requests = len(outage.service.requests)
-
-    in_virtual_time(main)
+    assert (await outage.begin().run()).accepted == RECORDS
     store.close()
+    assert len(outage.service.requests) > 650, "delivery was not retried throughout"
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     events = Counter(line["event"] for line in lines)
-    assert requests > 650, "delivery was not retried throughout"
     assert events["self_report"] == pytest.approx(AWAY_S / 30, rel=0.01)
     assert (events["delivery_paused"], events["delivery_resumed"]) == (1, 1)
     assert sum(events.values()) < events["self_report"] + 100, events

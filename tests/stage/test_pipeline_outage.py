@@ -17,8 +17,9 @@ from shipper.model.records import Chunk, Stream
 from shipper.pipeline.pipeline import Pipeline
 from shipper.state.store import Store
 from tests.fakes import answer
+from tests.stage.loops import in_virtual_time
 from tests.stage.pipelines import NOW_S, Source, at_once, running
-from tests.stage.service_model import Reply, Request, ServiceModel, _Endpoint, event_id, in_virtual_time
+from tests.stage.service_model import Reply, Request, ServiceModel, _Endpoint, event_id
 
 RATE = 2_000
 RECORDS = 8 * RATE
@@ -111,7 +112,8 @@ class Outage:
         ),
     ],
 )
-def test_an_outage_of_twenty_minutes_costs_no_memory_few_requests_and_no_record(
+@in_virtual_time
+async def test_an_outage_of_twenty_minutes_costs_no_memory_few_requests_and_no_record(
     store: Store, monkeypatch: pytest.MonkeyPatch, reply: Reply, senders: dict[str, Any]
 ):
     outage = Outage(store, monkeypatch, reply, **senders)
@@ -122,13 +124,10 @@ def test_an_outage_of_twenty_minutes_costs_no_memory_few_requests_and_no_record(
             await anyio.sleep_until(moment)
             sent.append(outage.source.sent)
 
-    async def main() -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(watch)
-            summary = await outage.begin().run()
-        assert (summary.outcome, summary.accepted, summary.pending) == ("finished", RECORDS, 0)
-
-    in_virtual_time(main)
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch)
+        summary = await outage.begin().run()
+    assert (summary.outcome, summary.accepted, summary.pending) == ("finished", RECORDS, 0)
     # Batches at the senders, queued and at the packer; then chunks, queued before it and at the source.
     count = outage.settings.delivery.senders
     assert outage.most_unsettled <= (count + 8 + 2) * BATCH + 4 * CHUNK
@@ -143,35 +142,31 @@ def test_an_outage_of_twenty_minutes_costs_no_memory_few_requests_and_no_record(
     assert outage.service.requests[-1].at < BACK_AT + 10, "full speed did not return within ten seconds"
 
 
-def test_the_whole_pipeline_observes_a_requested_wait_of_minutes(store: Store, monkeypatch: pytest.MonkeyPatch):
+@in_virtual_time
+async def test_the_whole_pipeline_observes_a_requested_wait_of_minutes(store: Store, monkeypatch: pytest.MonkeyPatch):
     outage = Outage(store, monkeypatch, answer(429, "200"), concurrency=8)
 
-    async def main() -> None:
-        assert (await outage.begin().run()).accepted == RECORDS
-
-    in_virtual_time(main)
+    assert (await outage.begin().run()).accepted == RECORDS
     assert 5 <= len(outage.service.requests_between(GONE_AT + 10, BACK_AT)) <= 7
     assert set(outage.service.stored.values()) == {1}
     assert len(outage.service.stored) == RECORDS
 
 
-def test_a_stop_in_the_middle_of_the_outage_ends_in_time_and_the_next_start_loses_nothing(
+@in_virtual_time
+async def test_a_stop_in_the_middle_of_the_outage_ends_in_time_and_the_next_start_loses_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ):
     outage = Outage(store, monkeypatch, answer(503), concurrency=8)
     stopped_at = GONE_AT + 600
 
-    async def main() -> None:
-        async with running(outage.begin(), limit_s=stopped_at + 30) as run:
-            await anyio.sleep_until(stopped_at)
-            run.signal(signal.SIGTERM)
-        assert anyio.current_time() < stopped_at + 30
-        assert (run.summary.outcome, run.summary.exit_code(is_one_shot=False)) == ("aborted", 4)
-        assert run.summary.read == run.summary.accepted + run.summary.pending
-        assert 0 < store.totals().accepted < RECORDS
-        assert (await outage.begin().run()).outcome == "finished"
-
-    in_virtual_time(main)
+    async with running(outage.begin(), limit_s=stopped_at + 30) as run:
+        await anyio.sleep_until(stopped_at)
+        run.signal(signal.SIGTERM)
+    assert anyio.current_time() < stopped_at + 30
+    assert (run.summary.outcome, run.summary.exit_code(is_one_shot=False)) == ("aborted", 4)
+    assert run.summary.read == run.summary.accepted + run.summary.pending
+    assert 0 < store.totals().accepted < RECORDS
+    assert (await outage.begin().run()).outcome == "finished"
     assert store.totals().accepted == len(outage.service.stored) == RECORDS
     hurried = outage.service.requests_between(stopped_at, stopped_at + 25)
     assert 10 < len(hurried) < 200, "requests were not sent one at a time"

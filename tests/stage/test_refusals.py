@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from shipper.model.errors import DeliveryGaveUpError
 from tests.fakes import answer
+from tests.stage.loops import in_virtual_time
 from tests.stage.service_model import (
     UNTIL_IT_RECOVERS,
     Delivery,
@@ -19,7 +20,6 @@ from tests.stage.service_model import (
     Request,
     ServiceModel,
     batch_of,
-    in_virtual_time,
     no_answer,
     numbered,
     refuses,
@@ -205,19 +205,14 @@ def test_refused_repeats_do_not_count_for_the_brake(status: int):
     assert all(refusal.is_ambiguous for refusal in delivery.refused.values())
 
 
-def test_a_batch_of_bad_records_does_not_hold_up_other_senders():
-    service = ServiceModel(refuses(set(range(100))))
-    made: list[Delivery] = []
-
-    async def main() -> None:
-        made.append(Delivery(service, senders=2, poison_limit=10, give_up_after_s=900))
-        with pytest.raises(ExceptionGroup) as caught:
-            await made[0].deliver([batch_of(range(100)), *numbered(60)[10:]])
-        assert caught.group_contains(DeliveryGaveUpError, match="in a row")
-
-    in_virtual_time(main)
-    assert len(made[0].settled) == 500
-    assert 10 <= len(made[0].refused) < 100, "the rest of the batch is not pending"
+@in_virtual_time
+async def test_a_batch_of_bad_records_does_not_hold_up_other_senders():
+    delivery = Delivery(ServiceModel(refuses(set(range(100)))), senders=2, poison_limit=10, give_up_after_s=900)
+    with pytest.raises(ExceptionGroup) as caught:
+        await delivery.deliver([batch_of(range(100)), *numbered(60)[10:]])
+    assert caught.group_contains(DeliveryGaveUpError, match="in a row")
+    assert len(delivery.settled) == 500
+    assert 10 <= len(delivery.refused) < 100, "the rest of the batch is not pending"
 
 
 def test_an_acceptance_between_refusals_resets_the_count():

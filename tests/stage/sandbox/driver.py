@@ -18,6 +18,7 @@ from shipper.sandbox.gateway import SUBSCRIPTION_KEY_HEADER
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.samples import sample_lines
 from shipper.sandbox.server import sandbox_in_thread
+from tests.fakes import HandClock
 
 NOW = 1_773_577_807.25  # 2026-03-15T12:30:07.25Z
 END = datetime.fromtimestamp(NOW, UTC)
@@ -35,21 +36,11 @@ def eventually(is_so: Callable[[], object], limit_s: float = 5.0) -> None:
         time.sleep(0.005)
 
 
-class HandClock:
-    """The clock of the machine; it advances only on request."""
-
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Sandbox:
     """A sandbox in a thread, and a client that sends the required headers."""
 
     def __init__(self, options: SandboxOptions, script: FaultScript | None = None) -> None:
-        self.clock = HandClock()
+        self.clock = HandClock(NOW)
         self.options = options
         self._thread = sandbox_in_thread(options, script, clock=self.clock)
         self.http = httpx.Client(trust_env=False, verify=False, timeout=10)
