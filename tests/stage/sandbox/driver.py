@@ -98,6 +98,10 @@ class Sandbox:
     def post(self, events: list[bytes], headers: Mapping[str, str | None] | None = None) -> httpx.Response:
         return self.ask("POST", wire.INTAKE_PATH, body(events), headers)
 
+    def post_in_batches(self, events: list[bytes], size: int) -> None:
+        for first in range(0, len(events), size):
+            self.post(events[first : first + size])
+
     def raw(self, data: bytes, *, until_end: bool = True) -> bytes:
         """Send bytes, and read until the connection ends."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
@@ -121,6 +125,28 @@ class Sandbox:
 
     def counts(self) -> dict[str, int]:
         return self.control("GET", "counts").json()
+
+    def keys(self) -> dict[str, str]:
+        """Return the subscription keys, by the name with which they are rotated."""
+        access = self.control("GET", "access").json()
+        return {"primary": access["subscription_key"], "secondary": access["secondary_key"]}
+
+    def statuses(self, count: int, operation: str = "intake") -> list[int]:
+        """Send valid requests; return the statuses of their answers."""
+        return [self.call(operation).status_code for _ in range(count)]
+
+    def events(self, query: str = "") -> list[bytes]:
+        """Return the stored events as received, of all pages."""
+        return [event["raw"].encode() for page in self.pages(query) for event in page]
+
+    def pages(self, query: str = "") -> list[list[dict]]:
+        """Return the pages of stored events."""
+        pages, after = [], 0
+        while after is not None:
+            page = self.control("GET", f"events?{query}&after={after}").json()
+            pages.append(page["events"])
+            after = page["next"]
+        return pages
 
     def stored(self) -> list[str]:
         """Return the stored EventIds in the order of arrival."""
@@ -163,6 +189,13 @@ def event_id(event: bytes) -> str:
 def gateway_answer(status: int, message: str) -> tuple[int, str, dict[str, object]]:
     """Return the expected result of `told` for a refusal."""
     return status, "application/json", {"statusCode": status, "message": message}
+
+
+def assert_refused(answer: httpx.Response, words: str) -> None:
+    """Check that a request was a bad one for the reason with these words."""
+    assert (answer.status_code, answer.json()["statusCode"]) == (400, 400)
+    assert answer.json()["message"]
+    assert words in answer.json()["message"]
 
 
 def told(answer: httpx.Response) -> tuple[int, str, dict[str, object]]:
