@@ -17,6 +17,8 @@ from contextlib import suppress
 from typing import Self
 from urllib.parse import urlsplit
 
+import pytest
+
 Reply = bytes | Callable[[socket.socket], None]
 
 REPORTED = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -270,6 +272,13 @@ def read_request(connection: socket.socket) -> bytes:
             return b""
         body += part
     return head + b"\r\n\r\n" + body
+
+
+def skip_without_ipv6() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback address ::1")
 
 
 def close(connection: socket.socket) -> None:

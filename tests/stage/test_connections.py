@@ -21,6 +21,7 @@ from tests.servers import (
     close,
     head_and_close,
     reset,
+    skip_without_ipv6,
     stall,
 )
 from tests.stage.endpoints import Names, endpoint, failure, poll, post, reaching
@@ -160,16 +161,9 @@ async def test_an_invalid_name_is_not_found():
         assert (error.cause, error.was_sent) == ("unknown_host", False)
 
 
-def ipv6_or_skip() -> None:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("this machine has no IPv6 loopback address ::1")
-
-
 @on_each_loop
 async def test_an_ipv6_address_works(ca: Path, context: ssl.SSLContext | None):
-    ipv6_or_skip()
+    skip_without_ipv6()
     with Origin(host="::1", context=context) as origin:
         assert "[::1]" in origin.url
         async with endpoint(origin.url, ca_bundle=ca) as used:
@@ -180,7 +174,7 @@ async def test_an_ipv6_address_works(ca: Path, context: ssl.SSLContext | None):
 @on_loops("asyncio", "trio")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 async def test_a_name_with_several_addresses_is_reached_at_the_listening_one(names: Names, host: str):
-    ipv6_or_skip()
+    skip_without_ipv6()
     names.addresses["localhost"] = ["::1", "127.0.0.1"]
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         free = nobody.getsockname()[1]
