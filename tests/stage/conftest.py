@@ -12,7 +12,7 @@ import trustme
 from shipper.state.store import Store
 from tests.certificates import context_of
 from tests.stage.endpoints import Names
-from tests.stage.pipelines import accounted_store
+from tests.stage.pipelines import Maker, accounted_store
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +31,11 @@ def store(tmp_path: Path) -> Iterator[Store]:
     """A state whose counts must add up at the end."""
     with accounted_store(tmp_path) as store:
         yield store
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch, store: Store) -> Maker:
+    return Maker(monkeypatch, store)
 
 
 @pytest.fixture
