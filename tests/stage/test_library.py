@@ -29,14 +29,13 @@ import pytest
 import structlog
 
 from shipper import Shipper
-from shipper.config.settings import (
-    Settings,
-)
+from shipper.config.settings import Settings
 from shipper.model.errors import ConfigError, ShipperError, SourceError, StateError, StateInUseError
 from shipper.model.records import Summary
 from shipper.model.wire import ActivityEvent, AmountPair
 from shipper.sources import spool as spool_module
 from shipper.state.store import Store
+from tests.fakes import failing
 from tests.servers import ACCEPTED, Origin, Reply
 from tests.stage.loops import on_each_loop
 from tests.stage.pipelines import settings
@@ -633,13 +632,9 @@ async def test_a_failed_write_or_fsync_raises_from_send(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, call: str, code: int, words: str
 ):
     """Even if the disk has room again: a second fsync does not restore what the first one lost."""
-
-    def fail(*_: Any) -> int:
-        raise OSError(code, os.strerror(code))
-
     with pytest.raises(StateError, match=re.escape(words)):
         async with bench.shipper(spool_fsync="always") as shipper:
-            monkeypatch.setattr(os, call, fail)
+            monkeypatch.setattr(os, call, failing(code))
             await shipper.send(record(0))
             raise AssertionError("taken")
 
