@@ -32,14 +32,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import event, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    get_state_machine_test,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, get_state_machine_test, initialize, invariant, precondition, rule
 from structlog.testing import capture_logs
 
 from shipper.codec.codec import Codec

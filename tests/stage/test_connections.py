@@ -14,16 +14,7 @@ import trustme
 from shipper.delivery.endpoint import NoAnswerError
 from tests.certificates import context_of
 from tests.fakes import HandClock
-from tests.servers import (
-    ACCEPTED,
-    Origin,
-    Reply,
-    close,
-    head_and_close,
-    reset,
-    skip_without_ipv6,
-    stall,
-)
+from tests.servers import ACCEPTED, Origin, Reply, close, head_and_close, reset, skip_without_ipv6, stall
 from tests.stage.endpoints import Names, endpoint, failure, poll, post, reaching
 from tests.stage.loops import on_each_loop, on_loops
 

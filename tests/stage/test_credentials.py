@@ -17,14 +17,7 @@ from shipper.delivery.credentials import Authorization, ClockSkew, Credentials, 
 from shipper.delivery.endpoint import NoAnswerError
 from tests.cases import each
 from tests.stage.loops import in_virtual_time
-from tests.stage.token_endpoint import (
-    EPOCH,
-    TokenEndpoint,
-    answer,
-    credentials,
-    granted,
-    logged,
-)
+from tests.stage.token_endpoint import EPOCH, TokenEndpoint, answer, credentials, granted, logged
 
 DOWN = NoAnswerError("connect_error", "cannot connect to https://login.example.com")
 

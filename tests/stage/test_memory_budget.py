@@ -19,16 +19,7 @@ from shipper.pipeline.pipeline import Pipeline
 from shipper.pipeline.settlement import estimate_bytes
 from shipper.state.ledger import read_ledger
 from shipper.state.store import Store
-from tests.stage.pipelines import (
-    Maker,
-    Source,
-    at_once,
-    good,
-    ran,
-    running,
-    until,
-    until_it_rests,
-)
+from tests.stage.pipelines import Maker, Source, at_once, good, ran, running, until, until_it_rests
 from tests.unit.test_codec import line
 
 BUDGET = 1 << 20

@@ -16,16 +16,7 @@ import trustme
 from shipper.config.secrets import SecretReference
 from shipper.model.errors import ConfigError
 from tests.certificates import asking, context_of, demanding
-from tests.servers import (
-    ACCEPTED,
-    BannerListener,
-    ClosingListener,
-    Listener,
-    Origin,
-    Proxy,
-    SilentListener,
-    close,
-)
+from tests.servers import ACCEPTED, BannerListener, ClosingListener, Listener, Origin, Proxy, SilentListener, close
 from tests.stage.endpoints import ACCESS, PASSWORD, USER, Names, endpoint, failure, post
 from tests.stage.loops import on_each_loop
 

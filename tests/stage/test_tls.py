@@ -20,16 +20,7 @@ from shipper.delivery.endpoint import ConnectionSettings, Endpoint
 from shipper.delivery.no_answer import Progress, Route, Stage, no_answer
 from shipper.model.errors import ConfigError
 from tests.certificates import VERSIONS, context_of, demanding
-from tests.servers import (
-    BannerListener,
-    ClosingListener,
-    Listener,
-    Origin,
-    Proxy,
-    SilentListener,
-    close,
-    stall,
-)
+from tests.servers import BannerListener, ClosingListener, Listener, Origin, Proxy, SilentListener, close, stall
 from tests.stage.endpoints import DELIVERY, endpoint, failure, poll, post, reaching
 from tests.stage.loops import on_each_loop
 

@@ -11,15 +11,7 @@ import jwt
 import pytest
 
 from shipper.sandbox.options import CallLimit, SandboxOptions
-from shipper.sandbox.tokens import (
-    AUDIENCE,
-    CLIENT_ID,
-    CLIENT_SECRET,
-    DEFAULT_SCOPE,
-    PASSWORD,
-    TOKEN_PATH,
-    USERNAME,
-)
+from shipper.sandbox.tokens import AUDIENCE, CLIENT_ID, CLIENT_SECRET, DEFAULT_SCOPE, PASSWORD, TOKEN_PATH, USERNAME
 from tests.cases import each
 from tests.stage.sandbox.conftest import Start
 from tests.stage.sandbox.driver import NOW, Sandbox, gateway_answer, told
