@@ -298,7 +298,11 @@ def stall(connection: socket.socket) -> None:
         pass
 
 
-def head_and_close(connection: socket.socket) -> None:
-    """Reply with part of a head, then close the connection."""
-    connection.sendall(b"HTTP/1.1 202 Acc")
-    connection.shutdown(socket.SHUT_RDWR)
+def after(data: bytes, then: Callable[[socket.socket], None]) -> Reply:
+    """Return a reply that sends some bytes before another reply."""
+
+    def reply(connection: socket.socket) -> None:
+        connection.sendall(data)
+        then(connection)
+
+    return reply

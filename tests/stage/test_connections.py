@@ -14,7 +14,7 @@ import trustme
 from shipper.delivery.endpoint import NoAnswerError
 from tests.certificates import context_of
 from tests.fakes import HandClock
-from tests.servers import ACCEPTED, Origin, Reply, close, head_and_close, reset, skip_without_ipv6, stall
+from tests.servers import ACCEPTED, Origin, Reply, after, close, reset, skip_without_ipv6, stall
 from tests.stage.endpoints import Names, endpoint, failure, poll, post, reaching
 from tests.stage.loops import on_each_loop, on_loops
 
@@ -38,7 +38,8 @@ async def test_a_kept_connection_that_closes_without_an_answer_is_stale_once(
 
 @on_each_loop
 async def test_a_connection_with_a_partial_answer_is_not_stale(ca: Path, context: ssl.SSLContext | None):
-    async with reaching(ACCEPTED, ACCEPTED, head_and_close, context=context, ca_bundle=ca) as (used, origin):
+    partial = after(b"HTTP/1.1 202 Acc", close)
+    async with reaching(ACCEPTED, ACCEPTED, partial, context=context, ca_bundle=ca) as (used, origin):
         await post(used)
         await post(used)
         error = await failure(used)
@@ -58,11 +59,7 @@ async def test_a_kept_connection_that_falls_silent_is_not_stale():
 async def test_a_connection_that_the_server_closed_while_it_was_idle_costs_no_error(
     ca: Path, context: ssl.SSLContext | None
 ):
-    def answer_and_close(connection: socket.socket) -> None:
-        connection.sendall(ACCEPTED)
-        close(connection)
-
-    async with reaching(answer_and_close, context=context, ca_bundle=ca) as (used, origin):
+    async with reaching(after(ACCEPTED, close), context=context, ca_bundle=ca) as (used, origin):
         for number in range(1, 4):
             assert (await post(used)).status == 202
             await poll(lambda number=number: origin.closed == number)

@@ -41,13 +41,7 @@ from tests.stage.service_model import (
         answer(200, body=b'{"statusCode":429,"message":"Rate limit is exceeded. Try again in 7 seconds."}'),
         answer(403, "7"),
         answer(403, body=b'{"message":"Out of call volume quota. Quota will be replenished in 00:00:07."}'),
-        Answer(
-            status=429,
-            content_type="",
-            retry_after="Wed, 21 Oct 2026 12:00:07 GMT",
-            date="Wed, 21 Oct 2026 12:00:00 GMT",
-            body=b"",
-        ),
+        Answer(429, "", "Wed, 21 Oct 2026 12:00:07 GMT", b"", date="Wed, 21 Oct 2026 12:00:00 GMT"),
     ],
     ids=["429 seconds", "429 words", "200 words", "403 seconds", "403 words", "429 date"],
 )

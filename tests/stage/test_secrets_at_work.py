@@ -20,7 +20,7 @@ import trio.testing
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from shipper.config.secrets import LiteralSecret, Secret, SecretReference
+from shipper.config.secrets import LiteralSecret, SecretReference
 from shipper.delivery.credentials import Credentials, NoTokenError
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.tokens import Token, TokenCache, expiring_token
@@ -45,10 +45,10 @@ def clock() -> HandClock:
     return HandClock()
 
 
-def by_hand(clock: HandClock, *, token: Secret | None = None, **changes: Any) -> Credentials:
+def by_hand(clock: HandClock, endpoint: TokenEndpoint | None = None, **changes: Any) -> Credentials:
     """Return credentials with a clock that the test advances; as a wall clock, it starts at `EPOCH`."""
-    token = token or LiteralSecret("a-token")
-    return credentials(token=token, now=clock, wall_time=lambda: EPOCH + clock(), **changes)
+    how = {"token": LiteralSecret("a-token"), **changes}
+    return credentials(endpoint, now=clock, wall_time=lambda: EPOCH + clock(), **how)
 
 
 def write(path: Path, text: str) -> None:
@@ -58,6 +58,11 @@ def write(path: Path, text: str) -> None:
 
 def file_at(path: Path) -> SecretReference:
     return SecretReference(file=str(path))
+
+
+def reading(clock: HandClock, setting: str, path: Path) -> Credentials:
+    """Return credentials whose token or subscription key is in a file."""
+    return by_hand(clock, **({"token": file_at(path)} if setting == "token" else {"keys": [file_at(path)]}))
 
 
 class Program:
@@ -127,8 +132,7 @@ async def test_a_replaced_file_is_read_within_a_second(clock: HandClock, tmp_pat
         write(tmp_path / name / "secret", f"the-{name}")
     (tmp_path / "data").symlink_to("old")
     (tmp_path / "secret").symlink_to("data/secret")
-    reference = SecretReference(file=str(tmp_path / "secret"))
-    used = by_hand(clock, **({"token": reference} if setting == "token" else {"keys": [reference]}))
+    used = reading(clock, setting, tmp_path / "secret")
     assert getattr(await used.authorize(), setting) == "the-old"
     # As with mounted secrets: the directory behind a link changes atomically.
     (tmp_path / "data_tmp").symlink_to("new")
@@ -143,7 +147,7 @@ async def test_a_replaced_file_is_read_within_a_second(clock: HandClock, tmp_pat
 async def test_a_file_is_read_at_once_after_a_refusal(clock: HandClock, tmp_path: Path, setting: str):
     file = tmp_path / "secret"
     write(file, "the-old")
-    used = by_hand(clock, **({"token": file_at(file)} if setting == "token" else {"keys": [file_at(file)]}))
+    used = reading(clock, setting, file)
     refused = await used.authorize()
     write(file, "the-new")
     assert await used.authorize() == refused, "the file was read again within a second"
@@ -330,7 +334,7 @@ async def test_a_single_key_is_never_replaced(clock: HandClock):
 
 
 async def test_two_equal_keys_count_as_one(clock: HandClock):
-    used = by_hand(clock, keys=[LiteralSecret("key-1"), LiteralSecret("key-1")])
+    used = by_hand(clock, keys=PAIR[:1] * 2)
     used.refuse_key(await used.authorize())
     assert not used.refuse_key(await used.authorize())
 
@@ -395,14 +399,8 @@ async def test_no_secret_is_in_a_log_a_repr_or_an_error(clock: HandClock, tmp_pa
     settings = password_grant(username=CANARY, password=secret, client_secret=secret, client_id=CANARY, scope=CANARY)
     endpoint = TokenEndpoint(*script)
     endpoint.mood = granted(f"{CANARY}-granted")
-    used = credentials(
-        endpoint,
-        settings=settings,
-        token=None if kind == "oauth2" else secret,
-        keys=[secret, constant],
-        now=clock,
-        wall_time=lambda: EPOCH + clock(),
-    )
+    token = None if kind == "oauth2" else secret
+    used = by_hand(clock, endpoint, settings=settings, token=token, keys=[secret, constant])
     errors: list[object] = []
     with capture_logs() as logs:
         for turn in range(12):
