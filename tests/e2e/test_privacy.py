@@ -15,6 +15,7 @@ import pytest
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper, changed
 from tests.e2e.fake_service import HANG, FakeService, Reply
+from tests.tools import tool
 
 
 def _modes(folder: Path) -> Iterator[tuple[str, int, bool]]:
@@ -53,7 +54,7 @@ def test_an_aborted_process_leaves_no_core_dump(is_debugged: bool, shipper: Ship
     running = shipper.start(
         "pipe",
         stdin=subprocess.PIPE,
-        prefix=["prlimit", "--core=unlimited:unlimited", "--"],
+        prefix=[tool("prlimit"), "--core=unlimited:unlimited", "--"],
         env={"SHIPPER_DUMPABLE": "1"} if is_debugged else {},
     )
     running.stdin.write(sample.lines[0])
