@@ -49,6 +49,10 @@ def batch_of(numbers: Iterable[int], *, number: int = 1, padding: int = 0) -> Ba
     return Batch(number=number, body=body, events=len(lines), parts=[(span, range(len(lines)))])
 
 
+def numbers_in(body: bytes) -> list[int]:
+    return [int(event["EventId"][-12:]) for event in json.loads(body)["events"]]
+
+
 class Request:
     """A request as seen by the service."""
 
@@ -65,7 +69,7 @@ class Request:
 
     @property
     def numbers(self) -> list[int]:
-        return [int(event["EventId"][-12:]) for event in json.loads(self.body)["events"]]
+        return numbers_in(self.body)
 
 
 class ServiceModel:
@@ -174,16 +178,16 @@ class Delivery:
         with settled_rx:
             async for settled in settled_rx:
                 if settled.accepted is not None:
-                    self.settled.update(_numbers(settled.accepted))
+                    self.settled.update(numbers_in(settled.accepted.body))
                 for batch, refusal in settled.refused:
-                    (number,) = _numbers(batch)
+                    (number,) = numbers_in(batch.body)
                     assert number not in self.refused
                     self.refused[number] = refusal
 
     async def deliver(self, batches: Sequence[Batch]) -> None:
         """Deliver all batches in order; every event must be settled once."""
         await self.run(batches)
-        wanted = {number for batch in batches for number in _numbers(batch)}
+        wanted = {number for batch in batches for number in numbers_in(batch.body)}
         assert set(self.settled) | set(self.refused) == wanted
         assert not set(self.settled) & set(self.refused)
         assert set(self.settled.values()) <= {1}
@@ -200,10 +204,6 @@ class Delivery:
             async with batches_tx:
                 for batch in batches:
                     await batches_tx.send(batch)
-
-
-def _numbers(batch: Batch) -> list[int]:
-    return [int(event["EventId"][-12:]) for event in json.loads(batch.body)["events"]]
 
 
 def numbered(count: int, *, events: int = 10) -> list[Any]:
