@@ -622,27 +622,6 @@ async def test_a_failed_write_or_fsync_raises_from_send(
 
 
 @on_each_loop
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-async def test_a_later_fsync_does_not_hide_a_failed_one(bench: Bench, monkeypatch: pytest.MonkeyPatch, code: int):
-    """The kernel reports a lost write only once."""
-    real, calls, kept = os.fdatasync, itertools.count(1), []
-
-    def fdatasync(descriptor: int) -> None:
-        if next(calls) == 3:
-            raise OSError(code, os.strerror(code))
-        real(descriptor)
-
-    bench.hold()
-    monkeypatch.setattr(os, "fdatasync", fdatasync)
-    with pytest.raises(StateError):
-        async with bench.shipper(spool_fsync="always", delivery_drain_timeout_seconds=0.5) as shipper:
-            for number in range(4):
-                await shipper.send(record(number))
-                kept.append(number)
-    assert kept == [0, 1]
-
-
-@on_each_loop
 async def test_an_application_can_start_with_a_full_spool(bench: Bench):
     limits = {"spool_max_bytes": 4096, "spool_segment_bytes": 1024, "delivery_drain_timeout_seconds": 0.1}
     bench.hold()

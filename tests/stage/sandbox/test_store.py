@@ -194,14 +194,6 @@ def test_second_store_on_one_file_is_refused(tmp_path, is_new):
         assert store.stored == 5
 
 
-def test_second_sandbox_on_one_file_is_refused_and_the_first_continues(tmp_path):
-    options = SandboxOptions(port=0, store_path=str(tmp_path / "events.db"))
-    with Sandbox(options) as sandbox:
-        with pytest.raises(ConfigError, match=IN_USE):
-            Sandbox(options).__enter__()
-        assert sandbox.post(sample(2)).json()["accepted"] == 2
-
-
 def test_stores_in_memory_are_independent():
     with EventStore() as one, EventStore() as other:
         add(one, sample(1))
