@@ -395,10 +395,7 @@ class Sources(RuleBasedStateMachine):
             assert all(line.is_settled for line in passed), "a checkpoint has passed an unsettled record"
         totals = self.store.totals()
         assert totals.read == totals.accepted + totals.dead_lettered + totals.duplicates
-        assert totals.dead_lettered == self.letters_count()
-
-    def letters_count(self) -> int:
-        return int(self.store._db.execute("SELECT count(*) FROM dead_letters").fetchone()[0])
+        assert (totals.dead_lettered,) == self.store._db.execute("SELECT count(*) FROM dead_letters").fetchone()
 
     def note_letters(self) -> None:
         rows = self.store._db.execute(
@@ -731,13 +728,10 @@ class Sources(RuleBasedStateMachine):
         life.leave(after=life.read_at)
         path = life.path
         self.vanish(life)
-        self.begin_again(path, life, kinds if is_regrown else "")
-
-    def begin_again(self, path: Path, before: Life, kinds: str) -> None:
         os.truncate(path, 0)
-        life = self.new_life(path)
-        life.is_held = before.is_held
-        self.write_lines(life, kinds)
+        young = self.new_life(path)
+        young.is_held = life.is_held
+        self.write_lines(young, kinds if is_regrown else "")
 
     # Copies and archives ----------------------------------------------------------------------------------------------
 

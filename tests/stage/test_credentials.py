@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -149,20 +149,16 @@ async def test_a_cancelled_caller_does_not_cancel_the_shared_fetch():
     tokens = []
 
     async def sender() -> None:
+        await anyio.sleep(1)
         tokens.append((await used.authorize()).token)
 
     async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(sender)
         with anyio.move_on_after(5):
-            group.start_soon(_wait_and_start, group, sender)
             await used.authorize()
     assert tokens == ["token-2"] * 3
     assert endpoint.called_at == [0, 5]
-
-
-async def _wait_and_start(group: anyio.abc.TaskGroup, sender: Callable[[], Awaitable[None]]) -> None:
-    await anyio.sleep(1)
-    for _ in range(3):
-        group.start_soon(sender)
 
 
 # --- the endpoint fails ---

@@ -167,17 +167,6 @@ def _no_proxy() -> Iterator[None]:
         yield
 
 
-def thorough_run() -> Run:
-    """Test a sandbox whose status tells whether a whole batch is valid, which schemathesis also knows."""
-    options = SandboxOptions(port=0, rejection="whole", figures="seeded")
-    with sandbox_in_thread(options, clock=lambda: NOW) as (sandbox, _):
-        run = drive(sandbox, examples=10, is_thorough=True)
-        assert counts(sandbox)["requests"] > 100
-        assert counts(sandbox)["events_stored"] > 0
-        assert counts(sandbox)["rejected"] > 50
-    return run
-
-
 @pytest.mark.long
 def test_every_check_of_schemathesis_is_run_or_excluded_for_a_reason():
     from schemathesis.checks import CHECKS, load_all_checks
@@ -189,7 +178,13 @@ def test_every_check_of_schemathesis_is_run_or_excluded_for_a_reason():
 
 @pytest.mark.long
 def test_sandbox_conforms_to_its_document_in_every_answer_shape():
-    run = thorough_run()
+    # Its status tells whether a whole batch is valid, which schemathesis also knows.
+    options = SandboxOptions(port=0, rejection="whole", figures="seeded")
+    with sandbox_in_thread(options, clock=lambda: NOW) as (sandbox, _):
+        run = drive(sandbox, examples=10, is_thorough=True)
+        assert counts(sandbox)["requests"] > 100
+        assert counts(sandbox)["events_stored"] > 0
+        assert counts(sandbox)["rejected"] > 50
     assert not run.failures, "\n".join(run.failures)
     intake, report = run.statuses("POST"), run.statuses("GET")
     assert intake[202] > 5

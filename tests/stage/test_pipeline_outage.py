@@ -1,14 +1,17 @@
-"""The whole pipeline during an outage of twenty minutes in virtual time: reading waits, and nothing is lost."""
+"""The whole pipeline during an outage in virtual time: reading waits, nothing is lost, and the log stays small."""
 
 from __future__ import annotations
 
+import json
 import signal
+from collections import Counter
 from random import Random
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
+import structlog
 
 from shipper.config.secrets import LiteralSecret
 from shipper.config.settings import BatchSettings, DeliverySettings, EndpointSettings, Settings, StateSettings
@@ -16,6 +19,7 @@ from shipper.delivery.endpoint import NoAnswerError
 from shipper.model.records import Chunk, Stream
 from shipper.pipeline.pipeline import Pipeline
 from shipper.state.store import Store
+from shipper.status.logs import configure_logs, take_left_out
 from tests.fakes import answer
 from tests.stage.loops import in_virtual_time
 from tests.stage.pipelines import NOW_S, Source, at_once, running
@@ -62,14 +66,23 @@ class GrowingFile(Source):
 
 class Outage:
     """
-    A service with an outage of twenty minutes, and its pipeline.
+    A service with an outage, and its pipeline.
 
     Attributes:
         most_unsettled: Maximum number of records held by the pipeline.
     """
 
-    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch, reply: Reply, **delivery: Any) -> None:
+    def __init__(
+        self,
+        store: Store,
+        monkeypatch: pytest.MonkeyPatch,
+        reply: Reply,
+        *,
+        back_at: float = BACK_AT,
+        **delivery: Any,
+    ) -> None:
         self.store = store
+        self._back_at = back_at
         self.service = ServiceModel(self._judge)
         self._reply = reply
         self.settings = Settings(
@@ -100,7 +113,7 @@ class Outage:
 
     def _judge(self, request: Request) -> Reply | None:
         self.most_unsettled = max(self.most_unsettled, self.source.sent - self.pipeline.totals.accepted)
-        return self._reply if GONE_AT <= request.at < BACK_AT else None
+        return self._reply if GONE_AT <= request.at < self._back_at else None
 
 
 @pytest.mark.parametrize(
@@ -171,3 +184,31 @@ async def test_a_stop_in_the_middle_of_the_outage_ends_in_time_and_the_next_star
     hurried = outage.service.requests_between(stopped_at, stopped_at + 25)
     assert 10 < len(hurried) < 200, "requests were not sent one at a time"
     assert {request.in_flight for request in hurried} == {1}
+
+
+@pytest.fixture
+def real_logs():
+    before = structlog.get_config()
+    take_left_out()
+    configure_logs("info", "json", now=anyio.current_time)
+    structlog.configure(cache_logger_on_first_use=False)  # otherwise the loggers would keep this after the test
+    yield
+    take_left_out()
+    structlog.configure(**before)
+
+
+@pytest.mark.usefixtures("real_logs")
+@in_virtual_time
+async def test_an_outage_of_an_hour_is_logged_every_30_s_with_its_reason(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("shipper.pipeline.observer.SNAPSHOT_INTERVAL_S", 10.0)  # rarely, so that it is cheap
+    outage = Outage(store, monkeypatch, answer(503), back_at=3_600.0, concurrency=8)
+    assert (await outage.begin().run()).accepted == RECORDS
+    assert len(outage.service.requests) > 650, "delivery was not retried throughout"
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    events = Counter(line["event"] for line in lines)
+    assert events["self_report"] == pytest.approx(3_600 / 30, rel=0.01)
+    assert (events["delivery_paused"], events["delivery_resumed"]) == (1, 1)
+    assert sum(events.values()) < events["self_report"] + 100, events
+    assert {line.get("paused") for line in lines if line["event"] == "self_report"} == {"unavailable"}

@@ -24,7 +24,6 @@ NOW = 1_773_577_807.25  # 2026-03-15T12:30:07.25Z
 END = datetime.fromtimestamp(NOW, UTC)
 REPORT = "/dpm/v1/dar/1001/2026-03-01/2026-03-31"
 PATHS = {"intake": wire.INTAKE_PATH, "report": REPORT, "token": "/oauth2/v2.0/token"}
-METHODS = {"intake": "POST", "report": "GET", "token": "POST"}
 NO_EVENTS = {"requests": 0, "events_received": 0, "events_stored": 0, "duplicates": 0, "rejected": 0}
 
 
@@ -92,8 +91,8 @@ class Sandbox:
 
     def call(self, operation: str = "intake", headers: Mapping[str, str | None] | None = None) -> httpx.Response:
         """Send a valid request to the intake or the report, or an invalid one to the token endpoint."""
-        content = body([]) if operation == "intake" else None
-        return self.ask(METHODS[operation], PATHS[operation], content, headers)
+        method = "GET" if operation == "report" else "POST"
+        return self.ask(method, PATHS[operation], body([]) if operation == "intake" else None, headers)
 
     def post(self, events: list[bytes], headers: Mapping[str, str | None] | None = None) -> httpx.Response:
         return self.ask("POST", wire.INTAKE_PATH, body(events), headers)
@@ -158,14 +157,10 @@ class Sandbox:
     def go_wrong(self, *rules: str) -> None:
         """Activate fault rules, written as for `--fault`."""
         script = [read_rule(rule, source="test") for rule in rules]
-        self.control("PUT", "faults", script_document(script)).raise_for_status()
+        self.control("PUT", "faults", {"fault": msgspec.to_builtins(script)}).raise_for_status()
 
     def advance(self, seconds: float) -> None:
         self.clock.now += seconds
-
-
-def script_document(rules: list) -> dict:
-    return {"fault": msgspec.to_builtins(rules)}
 
 
 def sample(count: int, **kwargs) -> list[bytes]:
