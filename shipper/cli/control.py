@@ -39,12 +39,7 @@ def retry(*, options: SettingsOptions) -> None:
 
 
 def connect_to_running(directory: Path) -> socket.socket | None:
-    """
-    Connect to the process that holds a state directory; return None if there is none.
-
-    Raises:
-        StateInUseError: It cannot be reached.
-    """
+    """Connect to the process that holds a directory, if any; raise `StateInUseError` if it cannot be reached."""
     from shipper.state.directory import lock_holder
 
     give_up_at = time.monotonic() + _START_LIMIT_S

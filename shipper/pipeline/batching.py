@@ -36,7 +36,6 @@ class Batcher:
     Args:
         max_events: Maximum events in a request, at least 1; may be changed.
         max_bytes: Maximum bytes of an uncompressed body; the settings ensure that any single record fits.
-        linger_s: Maximum wait of the batch's first event, seconds.
         unique_consumers: Whether a batch may contain a ConsumerID only once.
     """
 

@@ -74,11 +74,9 @@ class Patterns:
 
     Args:
         state_directory: Its files are never an input, whatever name or link leads to them.
-        folder: Base of relative patterns; empty = the working directory.
         skip_reason: Patterns with a reason are not expanded.
 
     Attributes:
-        include: Without skipped patterns.
         matches: Number of files that each pattern matched at the last scan, even if another pattern matched them, too.
     """
 

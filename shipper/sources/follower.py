@@ -221,12 +221,7 @@ class Follower:
         return lag + sum(max(0, stream.size - stream.checkpoint) for stream in missing)
 
     def save(self, *, is_last: bool = False) -> None:
-        """
-        Save what checkpoints do not contain: new paths and inodes, and unsettled bytes.
-
-        Args:
-            is_last: Also save `settled_until` of the files that have not changed since.
-        """
+        """Save new paths, inodes and unsettled bytes; at the end, also until when unchanged files are settled."""
         for file in self.files:
             stream = file.reader.stream
             if is_last and not self.files.is_ready(file):

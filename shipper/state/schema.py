@@ -151,14 +151,7 @@ def create_tables(db: sqlite3.Connection) -> None:
 
 
 def open_for_reading(directory: Path) -> sqlite3.Connection:
-    """
-    Open the database of a state directory without its lock; another process may be writing.
-
-    If there is no state yet, return an empty in-memory database.
-
-    Raises:
-        StateError: The database is foreign, damaged, or was written by another version.
-    """
+    """Open the database without its lock, or an empty one in memory; raise `StateError` if it cannot be used."""
     with translate_errors(directory / "state.db"), ExitStack() as opened:
         db = open_read_only(directory / "state.db")
         if db is not None:

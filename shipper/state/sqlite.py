@@ -126,12 +126,7 @@ def open_read_only(path: Path, options: str = "") -> sqlite3.Connection | None:
 
 
 def check_schema(db: sqlite3.Connection, application_id: int, version: int) -> bool:
-    """
-    Return whether a database has its tables; False if it is empty.
-
-    Raises:
-        sqlite3.DatabaseError: It is foreign, or was written by another version of shipper.
-    """
+    """Return whether a database has its tables; raise `DatabaseError` if it is foreign or of another version."""
     # Read the tables first: a new database gets its tables, id and version in one transaction.
     has_tables = bool(db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
     actual_id = db.execute("PRAGMA application_id").fetchone()[0]

@@ -209,14 +209,7 @@ class Store:
         self._db.execute(f"UPDATE totals SET {terms}", changes)
 
     def save(self, checkpoints: Iterable[Checkpoint], now_s: float) -> SaveResult:
-        """
-        Save checkpoints with their dead letters and counts in one transaction.
-
-        Args:
-            checkpoints: In order for each stream.
-        Raises:
-            StateError: Nothing was saved.
-        """
+        """Save checkpoints, in order for each stream, in one transaction; raise `StateError` if nothing was saved."""
         done: list[Checkpoint] = []
         waiting: list[Checkpoint] = []
         waiting_streams: set[int] = set()
@@ -376,14 +369,7 @@ class Store:
         return deleted
 
     def erase_affiliate(self, affiliate_id: str) -> int:
-        """
-        Move the counts of an AffiliateID to `ERASED`, leaving no copy of the AffiliateID.
-
-        Args:
-            affiliate_id: Original, or its name in the ledger.
-        Returns:
-            The number of changed counts.
-        """
+        """Move the counts of an AffiliateID, given as such or as its name, to `ERASED`; return how many changed."""
         erased = self._name_affiliate(affiliate_id)
         with self._transaction():
             changed = ledger.rename(self._db, lambda name: ERASED if name == erased else name)

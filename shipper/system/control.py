@@ -42,7 +42,6 @@ class Answer(Struct, kw_only=True, omit_defaults=True):
     Attributes:
         message: For humans; empty = none.
         code: Exit code of the client's command, in the last answer only.
-        content: The result, as JSON.
     """
 
     message: str = ""
@@ -52,12 +51,7 @@ class Answer(Struct, kw_only=True, omit_defaults=True):
 
 @contextmanager
 def listening(directory: Path) -> Iterator[socket.socket]:
-    """
-    Listen in a state directory whose lock the caller holds, replacing a socket left by a killed process.
-
-    Raises:
-        OSError: Its text gives the reason.
-    """
+    """Listen in a locked state directory, replacing a dead process's socket; raise `OSError` with the reason."""
     path = directory / _NAME
     with socket.socket(socket.AF_UNIX) as listener:
         with suppress(FileNotFoundError):
