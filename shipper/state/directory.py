@@ -24,9 +24,11 @@ ACCESS_ADVICE: Final = (
 
 # For each database: a query that counts its contents, and the files created beside it.
 _COUNTS: Final = {"state.db": "SELECT read FROM totals", "reports.db": "SELECT count(*) FROM versions"}
+# Written while the database has its tables.
+LIVE_FILE: Final = "live.json"
 _SIDE_FILES: Final = {
     "state.db": (
-        *("lock", "live.json", ".live.json", "ledger.key", ".ledger.key"),
+        *("lock", LIVE_FILE, f".{LIVE_FILE}", "ledger.key", ".ledger.key"),
         *("at-work", "traceback", "stuck.json"),
     ),
     "reports.db": ("reports.lock",),
