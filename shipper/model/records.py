@@ -406,6 +406,7 @@ class Batch(Struct, frozen=True, eq=False, kw_only=True):
 
     Attributes:
         number: Number of the batch in this run, from 1.
+        events_before: Events in the batches before it.
         parts: The spans of its events with their ordinals, in the order of the body.
     """
 
@@ -413,6 +414,7 @@ class Batch(Struct, frozen=True, eq=False, kw_only=True):
     body: bytes
     events: int
     parts: list[tuple[Span, Sequence[int]]]
+    events_before: int = 0
 
 
 class BatchResult(Struct, frozen=True, eq=False):
