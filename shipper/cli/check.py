@@ -119,10 +119,11 @@ class _Findings:
         return 0 if not failed else 4 if all(":" in name for name in failed) else 2
 
     def report(self, item: Item) -> None:
+        item = Item(item.result, item.name, plain(item.what))
         self._items.append(item)
         if self._is_json:
             return
-        rest = f"  {item.name:<{self.width}}  {plain(' '.join(item.what.split()))}"
+        rest = f"  {item.name:<{self.width}}  {' '.join(item.what.split())}"
         if sys.stdout.isatty():
             from rich.console import Console
             from rich.text import Text
