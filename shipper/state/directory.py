@@ -94,6 +94,15 @@ def _lock(lock: int, path: Path) -> None:
         raise BlockingIOError  # the holder has removed the directory, see `clean_up_on_config_error`
 
 
+def has_state(directory: Path) -> bool:
+    """Return whether a state directory exists; raise ConfigError if this process may not know."""
+    try:
+        return directory.exists()
+    except OSError as error:
+        message = f"{access_problem(directory) or error}. {ACCESS_ADVICE}"
+        raise ConfigError(message, key="state.directory") from error
+
+
 def why_unusable(path: Path, error: OSError) -> str:
     """Explain why this process cannot use a state directory or its lock, and what to do about it."""
     if error.errno in DENIALS and os.path.lexists(path):

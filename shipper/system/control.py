@@ -21,7 +21,7 @@ from shipper.model.version import __version__
 
 PROTOCOL: Final = 1
 REQUEST_BYTES: Final = 1 << 18
-_NAME: Final = "control"
+SOCKET: Final = "control"
 _PATH_BYTES: Final = 100  # fits into a socket address on Linux and elsewhere
 _BACKLOG: Final = 16
 
@@ -58,7 +58,7 @@ def listening(directory: Path) -> Iterator[socket.socket]:
     Raises:
         OSError: Its text gives the reason.
     """
-    path = directory / _NAME
+    path = directory / SOCKET
     with socket.socket(socket.AF_UNIX) as listener:
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(path.lstat().st_mode):
@@ -86,7 +86,7 @@ def connect(directory: Path) -> socket.socket:
     """
     client = socket.socket(socket.AF_UNIX)
     try:
-        with _short_path(directory / _NAME) as address:
+        with _short_path(directory / SOCKET) as address:
             client.connect(address)
     except BaseException:
         client.close()
