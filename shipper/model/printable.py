@@ -31,6 +31,13 @@ def _escape(character: str, keep: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
+def escape_unencodable(error: UnicodeError) -> tuple[str, int]:
+    """Escape what the encoding of a stream lacks, as in JSON; an error handler for `codecs`."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
 def printable_json(document: str) -> str:
     """Escape invisible characters in JSON without changing its meaning."""
     if document.isprintable():

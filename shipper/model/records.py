@@ -403,6 +403,7 @@ class Batch(Struct, frozen=True, eq=False, kw_only=True):
     Events sent in one request.
 
     Attributes:
+        events_before: Events in the batches before it in this run.
         parts: The spans of its events with their ordinals, in the order of the body.
     """
 
@@ -410,6 +411,7 @@ class Batch(Struct, frozen=True, eq=False, kw_only=True):
     body: bytes
     events: int
     parts: list[tuple[Span, Sequence[int]]]
+    events_before: int = 0
 
 
 class BatchResult(Struct, frozen=True, eq=False):

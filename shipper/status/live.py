@@ -20,9 +20,9 @@ from msgspec.structs import replace
 
 from shipper.model.group import GroupState
 from shipper.model.units import several, size
+from shipper.state.directory import LIVE_FILE as LIVE_FILE
 from shipper.system.files import read_json, replace_json
 
-LIVE_FILE: Final = "live.json"
 _WRITE_INTERVAL_S: Final = 1.0
 _UNCHANGED_S: Final = 30.0  # write interval without changes, as a sign of life
 _POINT_INTERVAL_S: Final = 2.0

@@ -21,7 +21,7 @@ from shipper.model.version import __version__
 
 PROTOCOL: Final = 1
 REQUEST_BYTES: Final = 1 << 18
-_NAME: Final = "control"
+SOCKET: Final = "control"
 _PATH_BYTES: Final = 100  # fits into a socket address on Linux and elsewhere
 _BACKLOG: Final = 16
 
@@ -52,7 +52,7 @@ class Answer(Struct, kw_only=True, omit_defaults=True):
 @contextmanager
 def listening(directory: Path) -> Iterator[socket.socket]:
     """Listen in a locked state directory, replacing a dead process's socket; raise `OSError` with the reason."""
-    path = directory / _NAME
+    path = directory / SOCKET
     with socket.socket(socket.AF_UNIX) as listener:
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(path.lstat().st_mode):
@@ -80,7 +80,7 @@ def connect(directory: Path) -> socket.socket:
     """
     client = socket.socket(socket.AF_UNIX)
     try:
-        with _short_path(directory / _NAME) as address:
+        with _short_path(directory / SOCKET) as address:
             client.connect(address)
     except BaseException:
         client.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -84,7 +84,8 @@ def test_each_line_maps_to_its_message(groups: list[list[tuple[bytes | None, int
         origin = partition.origin(start)
         assert (origin.offset, origin.key) == (message.at, message.name)
         assert partition.position_at(end) == message.at + 1
-        document = letter_document(partition, rejection(start, lines_at(partition, start, message)), 5.0, "g")
+        line = message.data or b"" if origin.is_line else b"anything"
+        document = letter_document(partition, rejection(start, line), 5.0, "g")
         assert document.value == (b"null" if message.data is None else message.data)
         assert document.key == f"id/0/{message.at}"
 
@@ -95,10 +96,6 @@ def lines_of(data: bytes) -> list[tuple[int, bytes]]:
         found.append((at, line))
         at += len(line) + 1
     return found
-
-
-def lines_at(partition: KafkaStream, start: int, message: Message) -> bytes:
-    return message.data or b"" if partition.origin(start).is_line else b"anything"
 
 
 def rejection(start: int, raw: bytes) -> Rejection:
@@ -174,15 +171,20 @@ def test_tombstones_are_skipped_on_request():
     assert (chunk.data, partition.position_at(chunk.end_offset), partition.tombstones_skipped) == (b"{}\n", 3, 2)
 
 
+def checkpoint(partition: KafkaStream, messages: int, ledger: dict[Any, int], **fields: Any) -> Checkpoint:
+    """Settle the first messages of a partition."""
+    (chunk,) = partition.chunks([Message(at, b"{}") for at in range(messages)])
+    counts = {"accepted": len(ledger), "duplicates": 0, "rejections": [], "tail": b"", **fields}
+    counts["read"] = counts["accepted"] + counts["duplicates"] + len(counts["rejections"])
+    return Checkpoint(stream=partition, end_offset=chunk.end_offset, ledger=[ledger], **counts)
+
+
 def test_the_ledger_has_the_sums_of_a_session():
     partition = stream()
-    (chunk,) = partition.chunks([Message(0, b"{}"), Message(1, b"{}")])
     key, name = ("2026-01-01T00", 1, "aff", "5"), ("2026-01-01T00", 1, "J. Doe", "5")
-    checkpoint = Checkpoint(
-        stream=partition, end_offset=chunk.end_offset, tail=b"", read=4, accepted=2, duplicates=1,
-        rejections=[rejection(chunk.start_offset, b"{}")], ledger=[{key: 1, name: 1}], repeated=[{key: 1}],
-    )  # fmt: skip
-    session, documents = add_checkpoints(partition, [checkpoint], "g")
+    refused = {"rejections": [rejection(1, b"{}")], "duplicates": 1, "repeated": [{key: 1}]}
+    settled = checkpoint(partition, 2, {key: 1, name: 1}, **refused)
+    session, documents = add_checkpoints(partition, [settled], "g")
     rows = {each.key: msgspec.json.decode(each.value) for each in documents}
     assert rows["id/0/s/2026-01-01T00/1/aff/5"] == {"accepted": 1, "duplicates": 1}
     assert rows["id/0/s/2026-01-01T00/1/(other)/5"] == {"accepted": 1, "duplicates": 0}
@@ -192,42 +194,32 @@ def test_the_ledger_has_the_sums_of_a_session():
     }  # fmt: skip
     assert not partition.session.totals, "it counts once it is committed"
     partition.session = session
-    assert add_checkpoints(partition, [checkpoint], "g")[0].totals["read"] == 8
+    assert add_checkpoints(partition, [settled], "g")[0].totals["read"] == 8
 
 
 def test_counts_of_rare_keys_are_a_separate_document():
     partition = stream()
-    (chunk,) = partition.chunks([Message(0, b"{}")])
     keys = [("2026-01-01T00", 1, f"a{media}", str(media)) for media in range(300)]
     name = ("2026-01-01T00", 1, "J. Doe", "5")
-    checkpoint = Checkpoint(
-        stream=partition, end_offset=chunk.end_offset, tail=b"", read=301, accepted=300, duplicates=1, rejections=[],
-        ledger=[dict.fromkeys(keys, 1)], repeated=[{name: 1}],
-    )  # fmt: skip
-    session, (first, totals) = add_checkpoints(partition, [checkpoint], "g")
+    settled = checkpoint(partition, 1, dict.fromkeys(keys, 1), duplicates=1, repeated=[{name: 1}])
+    session, (first, totals) = add_checkpoints(partition, [settled], "g")
     assert (first.key, totals.key, session.sums) == ("id/0/s/part-0", "id/0/s/totals", {})
     rows = set(zip(*unpack(first.value or b""), strict=True))
     assert rows == {*((*key, 1, 0) for key in keys), ("2026-01-01T00", 1, "(other)", "5", 0, 1)}
     assert not partition.session.parts, "it has its name once it is committed"
     partition.session = session
-    assert add_checkpoints(partition, [checkpoint], "g")[1][0].key == "id/0/s/part-1"
+    assert add_checkpoints(partition, [settled], "g")[1][0].key == "id/0/s/part-1"
 
 
 def test_counts_that_are_too_large_for_a_message_are_halved(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("shipper.kafka.documents._PART_BYTES", 1000)
     partition = stream()
-    (chunk,) = partition.chunks([Message(0, b"{}")])
     keys = [("2026-01-01T00", 1, f"{media * 7919:x}", str(media)) for media in range(1000)]
-    checkpoint = Checkpoint(
-        stream=partition, end_offset=chunk.end_offset, tail=b"", read=1000, accepted=1000, duplicates=0, rejections=[],
-        ledger=[dict.fromkeys(keys, 1)],
-    )  # fmt: skip
-    session, (*parts, _) = add_checkpoints(partition, [checkpoint], "g")
+    session, (*parts, _) = add_checkpoints(partition, [checkpoint(partition, 1, dict.fromkeys(keys, 1))], "g")
     assert len(parts) == session.parts > 1
     assert [each.key for each in parts] == [f"id/0/s/part-{number}" for number in range(len(parts))]
-    assert {row for each in parts for row in zip(*unpack(each.value or b""), strict=True)} == {
-        (*key, 1, 0) for key in keys
-    }
+    rows = {row for each in parts for row in zip(*unpack(each.value or b""), strict=True)}
+    assert rows == {(*key, 1, 0) for key in keys}
 
 
 OWN = Metadata("id")
@@ -245,9 +237,7 @@ def after(offset: int, epoch: int, settled_until: float | None = None) -> Metada
 @each(
     ("at", "start", "offset", "words"),
     [
-        (offsets(15), "end", 15, ""),
-        (offsets(10), "end", 10, ""),
-        (offsets(20), "end", 20, ""),
+        *((offsets(at), "end", at, "") for at in (10, 15, 20)),
         (offsets(None), "beginning", 10, ""),
         (offsets(None), "end", 20, ""),
         (offsets(None), "stop", 10, "the group has no offset"),
@@ -256,8 +246,7 @@ def after(offset: int, epoch: int, settled_until: float | None = None) -> Metada
         (offsets(None, initial_partitions=0), "stop", 10, ""),
         (offsets(7), "end", 10, "records 7 to 9 were deleted before they were read"),
         (offsets(21), "end", 20, "the group is at offset 21, and the partition ends at 20"),
-        (offsets(15, topic_id="new"), "beginning", 10, "the topic was deleted and recreated"),
-        (offsets(15, topic_id="new"), "end", 10, "the topic was deleted and recreated"),
+        *((offsets(15, topic_id="new"), at, 10, "the topic was deleted and recreated") for at in ("beginning", "end")),
         (offsets(15, UNKNOWN), "end", 15, ""),
         (offsets(15, after(14, 1)), "end", 14, ""),
         (offsets(15, after(9, 1)), "end", 15, ""),
