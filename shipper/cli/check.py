@@ -210,10 +210,7 @@ def _check_directory(directory: Path) -> tuple[Result, str]:
             f"{directory} is accessible to other users, and its mode cannot be changed: {describe_ownership(status)}",
         )
     if not is_ours:
-        return (
-            "note",
-            f"{directory}: {describe_ownership(status)}; one may be unable to read what the other creates",
-        )
+        return ("note", f"{directory}: {describe_ownership(status)}; one may be unable to read what the other creates")
     if mode & 0o077:
         return "note", f"{directory} is accessible to other users (mode {mode:04o}); the next start restricts it"
     return "ok", f"{directory} (mode {mode:04o})"

@@ -59,11 +59,7 @@ def init(
     print(f"wrote {file}; next: fill in [intake], then check it with: shipper check --online", file=sys.stderr)
 
 
-def show(
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    output: OutputOption = "",
-) -> None:
+def show(config: ConfigOption = None, overrides: SetOption = None, output: OutputOption = "") -> None:
     """
     Print the settings in effect as TOML, with the source of every key that was set.
 

@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from shipper.cli.commands import flag, option
-from shipper.cli.common import (
-    OutputOption,
-    SettingsOptions,
-    format_option,
-    prepare,
-    readable_state,
-    say,
-    several,
-)
+from shipper.cli.common import OutputOption, SettingsOptions, format_option, prepare, readable_state, say, several
 from shipper.cli.ledger import TimezoneOption
 from shipper.cli.report.common import fetch_reports, open_history_if_usable
 from shipper.cli.report.options import (
@@ -67,12 +59,10 @@ def reconcile(
     split: SplitOption = "day",
     timezone: TimezoneOption = "UTC",
     settle_days: Annotated[
-        int,
-        option("N", "Do not judge differences of days that ended less than N days ago.", min=0, max=3660),
+        int, option("N", "Do not judge differences of days that ended less than N days ago.", min=0, max=3660)
     ] = 2,
     boundary_hours: Annotated[
-        int,
-        option("N", "Records within N hours of midnight may count for the neighbouring day.", min=0, max=12),
+        int, option("N", "Records within N hours of midnight may count for the neighbouring day.", min=0, max=12)
     ] = 2,
     alarm_below: Annotated[
         str,

@@ -93,10 +93,7 @@ _TABLE: Final = {
         Action.RENEW_TOKEN, "token", "the service refused the access token", "{section}.token or {section}.oauth2"
     ),
     403: Verdict(
-        Action.PAUSE,
-        "forbidden",
-        "the service denied access",
-        "the permissions of the token and the subscription key",
+        Action.PAUSE, "forbidden", "the service denied access", "the permissions of the token and the subscription key"
     ),
     404: _NOT_FOUND,
     405: Verdict(Action.PAUSE, "not_found", "the method is not allowed at this address", "{section}.base_url"),

@@ -33,14 +33,7 @@ from shipper.kafka.client import (
     producer_properties,
     required_right,
 )
-from shipper.kafka.documents import (
-    Document,
-    Metadata,
-    add_checkpoints,
-    letter_document,
-    produce,
-    shortened_letter,
-)
+from shipper.kafka.documents import Document, Metadata, add_checkpoints, letter_document, produce, shortened_letter
 from shipper.kafka.member import Member
 from shipper.kafka.offsets import Selection
 from shipper.kafka.stream import KafkaStream, Session
@@ -368,11 +361,7 @@ def _call_with_timeout(call: Callable[[], object]) -> None:
 
 @contextmanager
 def open_group(
-    settings: Settings,
-    *,
-    now: Callable[[], float],
-    wall_time: Callable[[], float],
-    selection: Selection | None = None,
+    settings: Settings, *, now: Callable[[], float], wall_time: Callable[[], float], selection: Selection | None = None
 ) -> Iterator[tuple[Member, TransactionStore]]:
     """
     Connect to the brokers; on exit, leave the group. The member joins it once a pipeline is attached.

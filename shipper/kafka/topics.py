@@ -230,8 +230,7 @@ class Topics:
         config = {"cleanup.policy": "compact", "max.compaction.lag.ms": str(_COMPACTION_LAG_MS)}
         topics = [
             NewTopic(
-                self._settings.letters,
-                config=config | {"max.message.bytes": str(max(1_048_588, self._letter_bytes()))},
+                self._settings.letters, config=config | {"max.message.bytes": str(max(1_048_588, self._letter_bytes()))}
             ),
             NewTopic(self._settings.ledger, config=config),
         ]

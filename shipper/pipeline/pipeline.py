@@ -28,17 +28,7 @@ from shipper.codec.dedupe import new_window
 from shipper.config.settings import RecordsSettings, Settings, require_endpoint
 from shipper.delivery.credentials import NoTokenError
 from shipper.model.errors import ConfigError, DeliveryGaveUpError, StateInUseError, first_of
-from shipper.model.records import (
-    Batch,
-    BatchResult,
-    Checkpoint,
-    Chunk,
-    Outcome,
-    Stream,
-    Summary,
-    Totals,
-    shown,
-)
+from shipper.model.records import Batch, BatchResult, Checkpoint, Chunk, Outcome, Stream, Summary, Totals, shown
 from shipper.model.version import __version__
 from shipper.pipeline.observer import Observer
 from shipper.pipeline.packer import CHUNK_BUFFER, Hold, Packer

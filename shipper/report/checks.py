@@ -329,13 +329,7 @@ def _sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
 
 
 def _compare(
-    check: str,
-    claim: str,
-    expected: Decimal | None,
-    actual: Decimal | None,
-    tolerance: Decimal,
-    *,
-    severity: Severity,
+    check: str, claim: str, expected: Decimal | None, actual: Decimal | None, tolerance: Decimal, *, severity: Severity
 ) -> Finding:
     """Return a finding about whether two amounts are equal; `severity` applies if they are not."""
     if expected is None or actual is None:

@@ -342,8 +342,7 @@ def latest_fetch(directory: Path) -> LatestFetch | None:
 
 def _translate_errors(path: Path) -> AbstractContextManager[None]:
     return sqlite.translate_errors(
-        path,
-        if_moved="its versions are then not shown, and new versions are stored in a new file",
+        path, if_moved="its versions are then not shown, and new versions are stored in a new file"
     )
 
 

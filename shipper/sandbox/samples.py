@@ -90,12 +90,7 @@ DAYS: Final = {"easy": 30, "operator": 730, "sparse": 365, "dirty": 730}
 
 
 def sample_lines(
-    count: int,
-    *,
-    seed: int = 1,
-    end: datetime,
-    days: int | None = None,
-    profile: SampleProfile = "easy",
+    count: int, *, seed: int = 1, end: datetime, days: int | None = None, profile: SampleProfile = "easy"
 ) -> Iterator[bytes]:
     """
     Yield `count` invented events.

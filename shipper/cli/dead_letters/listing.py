@@ -90,11 +90,7 @@ def show(
 
     Example: shipper dead-letters show 17
     """
-    with (
-        state_on_disk(prepare(options)) as (settings, view),
-        letters_in(settings) as letters,
-        tolerate_closed_stdout(),
-    ):
+    with state_on_disk(prepare(options)) as (settings, view), letters_in(settings) as letters, tolerate_closed_stdout():
         found, missing = find_letters(letters, ids, is_group=view is not None)
         for letter_id in found:
             letter, content = letters.get(letter_id), letters.content(letter_id)
