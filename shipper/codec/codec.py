@@ -305,7 +305,6 @@ class Codec:
         return _Piece(end, good.wires, columns, good.offsets, ends, rejections, changes)
 
     def _drop_blanks(self, raws: list[bytes], offsets: list[int], rejections: list[Rejection]) -> Records:
-        """Drop blank records, and reject oversized ones."""
         if {raw[:1] for raw in raws} != {b"{"}:
             stripped = [raw.lstrip(_HOLE) for raw in raws]
             offsets = [offset + len(raw) - len(line) for offset, raw, line in zip(offsets, raws, stripped, strict=True)]
@@ -557,13 +556,11 @@ def _reject_cut(raws: list[bytes], offsets: list[int], rejections: list[Rejectio
 
 
 def _offsets_of(lines: list[bytes], first: int) -> list[int]:
-    """Return the offset of each line."""
     ends = accumulate(map(len, lines), lambda offset, length: offset + length + 1, initial=first)
     return list(ends)[:-1]
 
 
 def _reject_deep(records: Records, rejections: list[Rejection]) -> Records:
-    """Reject the records that are nested too deeply."""
     objects = [raw[:1] for raw in records.raws].count(b"{")
     if not may_nest_deeply(b"".join(records.raws), objects):
         return records

@@ -180,5 +180,4 @@ def _or_empty(column: Column) -> Column:
 
 
 def strip_blanks(column: Column) -> Column:
-    """Strip blanks."""
     return _of_texts(lambda value: value.strip(_BLANKS), column)

@@ -266,7 +266,6 @@ def _broken_success(answer: Answer, document: object, events: int | None, *, is_
 
 
 def _results(document: object, events: int, event_ids: Callable[[], Sequence[str]]) -> Results:
-    """Read the results of the events from a document."""
     if document is None or document == {}:
         return ALL_ACCEPTED
     from shipper.delivery.answer_reading import read_results  # imported here because it is rarely needed
@@ -275,7 +274,6 @@ def _results(document: object, events: int, event_ids: Callable[[], Sequence[str
 
 
 def _verdict_on_results(results: Results, status: int, events: int) -> Verdict:
-    """Return the verdict on the results in a document."""
     is_named = bool(results.rejected or results.retried)
     if results.failure:
         if 500 <= results.status < 600 or results.status in _RETRIED:

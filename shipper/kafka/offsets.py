@@ -327,7 +327,6 @@ def _offsets_since(time_s: float, admin: AdminClient, partitions: Iterable[Parti
 
 
 def _describe_member(member: MemberDescription) -> str:
-    """Return the name and the address of a member."""
     name = member.group_instance_id or member.member_id.rpartition("-")[2]
     return f"{name} at {member.host.lstrip('/')}"
 

@@ -166,7 +166,6 @@ class TransactionStore:
             )
 
     def _use_password(self, password: str | None) -> None:
-        """Log in with the password that the member uses."""
         if password is not None and password != self._properties["sasl.password"]:
             self._properties["sasl.password"] = password
             if self._producer is not None:

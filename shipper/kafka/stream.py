@@ -165,7 +165,6 @@ class KafkaStream(Stream, kw_only=True):
 
     @property
     def topic_partition(self) -> Partition:
-        """The key of the partition."""
         return self.topic, self.partition
 
     @property

@@ -257,7 +257,6 @@ class _Total(NamedTuple):
 def _check_balances(
     report: wire.DailyReport, entries: Sequence[wire.MarketingSource], tolerance: Decimal
 ) -> Iterator[Finding]:
-    """Check that the outgoing balance follows from the revenue, and from the balances of the marketing sources."""
     if any(not entry.exchange_rate and not _is_in_own_currency(report, entry) for entry in entries):
         return
     has_rates = any(entry.exchange_rate not in (None, 1) for entry in entries)
