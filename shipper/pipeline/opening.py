@@ -23,12 +23,7 @@ from shipper.system.work import StuckPlaces
 
 
 class OpenState(NamedTuple):
-    """
-    A state directory locked by this process.
-
-    Attributes:
-        stuck: The places where earlier processes got stuck.
-    """
+    """A state directory locked by this process; `stuck` has the places where earlier processes got stuck."""
 
     directory: Path
     store: Store
