@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.client import KafkaError, describe, error_of
+from shipper.kafka.client import NO_LEADER, KafkaError, describe, error_of
 from shipper.kafka.documents import ledger_offsets
 from shipper.kafka.member_status import MemberStatus
 from shipper.kafka.offsets import PartitionOffsets, Start, diverged_at, read_offsets, start_of
@@ -227,7 +227,8 @@ class Assignment:
         starts = self._find_starts(keys) if partitions else {}
         for key, (offsets, start) in starts.items():
             self.streams[key] = self._new_stream(offsets, start)
-        if not starts:  # this process is ending
+        if not starts:  # no partitions, or this process is ending
+            self._status.remove_obstacles()
             consumer.incremental_assign(partitions)
             return
         self._begin([self.streams[key] for key in starts])
@@ -271,7 +272,7 @@ class Assignment:
         """
         Query where to begin until the brokers answer, as nothing may be read before; return {} if closed.
 
-        A partition that does not exist is stopped: the group may still assign it to the member.
+        A partition that does not exist or has no leader is stopped: the group may still assign it to the member.
         """
         limit = self._now() + _CALL_S  # the brokers learn of a new partition later than their controller
         while not self._closing.is_set():
@@ -293,11 +294,13 @@ class Assignment:
         return {}
 
     def _read_offsets(self, keys: Sequence[Partition], *, may_be_missing: bool) -> dict[Partition, PartitionOffsets]:
-        """Query the offsets of partitions; leave out those that do not exist, or raise a KafkaException."""
+        """Query the offsets of partitions; leave out those that do not exist, or wait for them and for leaders."""
         offsets = read_offsets(self._admin, self.settings, sorted({key[0] for key in keys}), _CALL_S)
-        missing = [f"{topic}/{number}" for topic, number in keys if (topic, number) not in offsets]
-        if missing and not may_be_missing:
-            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, f"no partition {', '.join(missing)}"))
+        for topic, number in () if may_be_missing else keys:
+            if (topic, number) not in offsets:
+                raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, f"no partition {topic}/{number}"))
+            if not offsets[topic, number].topic_id:
+                raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, f"{topic}/{number}: {NO_LEADER}"))
         return {key: offsets[key] for key in keys if key in offsets}
 
     def _fill_from_ledger(

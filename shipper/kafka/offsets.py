@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import (
+    NO_LEADER,
     ConnectionErrors,
     client_properties,
     consumer_properties,
@@ -50,7 +51,7 @@ class PartitionOffsets(NamedTuple):
     The offsets of a partition in the brokers.
 
     Attributes:
-        topic_id: The id of the topic that has the name now.
+        topic_id: The id of the topic that has the name now; empty if the partition has no leader to ask for offsets.
         low, high: Its first offset, and the one after its last record outside open transactions.
         end: The one after its last record, also in or behind an open transaction, which hides it from members.
         committed: The offset of the group, or None.
@@ -130,17 +131,24 @@ def read_offsets(
     for (name, _), known in metadata.items():
         number = known.initial_partitions if known else 0
         initial_partitions[name] = min(number, initial_partitions.get(name, number))
-    lows, ends = (offsets_at(admin, partitions, spec, limit_s) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
-    highs = offsets_at(admin, partitions, OffsetSpec.latest(), limit_s, IsolationLevel.READ_COMMITTED)
+    led = [
+        TopicPartition(name, partition.id)
+        for name, topic in topics_by_name.items()
+        for partition in topic.partitions
+        if partition.leader is not None
+    ]
+    lows, ends = (offsets_at(admin, led, spec, limit_s) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
+    highs = offsets_at(admin, led, OffsetSpec.latest(), limit_s, IsolationLevel.READ_COMMITTED)
     offsets = {}
     for key, position in committed.items():
         topic, known = topics_by_name[key[0]], metadata.get(key)
+        at = max(0, position.offset)  # of a partition without a leader, nothing else is known
         offsets[key] = PartitionOffsets(
             *key,
-            topic_id=str(topic.topic_id),
-            low=lows[key],
-            high=highs[key],
-            end=max(ends[key], highs[key]),
+            topic_id=str(topic.topic_id) if key in lows else "",
+            low=lows.get(key, at),
+            high=highs.get(key, at),
+            end=max(ends.get(key, at), highs.get(key, at)),
             committed=position.offset if position.offset >= 0 else None,
             committed_to=known.topic_id if known else "",
             settled_until=known.settled_until if known else None,
@@ -179,7 +187,10 @@ def offsets_at(
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> dict[Partition, int]:
     """Query the offsets of an `OffsetSpec`, -1 = none."""
-    answers = admin.list_offsets(dict.fromkeys(partitions, spec), isolation_level=isolation, request_timeout=limit_s)
+    wanted = dict.fromkeys(partitions, spec)
+    if not wanted:  # the client refuses an empty request
+        return {}
+    answers = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=limit_s)
     return {
         (partition.topic, partition.partition): future.result(limit_s).offset for partition, future in answers.items()
     }
@@ -210,6 +221,8 @@ class Start(NamedTuple):
 def start_of(offsets: PartitionOffsets, settings: KafkaSettings) -> Start:
     """Decide where reading begins; unread records are never skipped silently."""
     where, committed = f"{offsets.topic}/{offsets.partition}", offsets.committed
+    if not offsets.topic_id:
+        return Start(offsets.low, f"{where}: {NO_LEADER}", is_stopped=True)
     if committed is None:
         # `start` applies only to the first start of a group; partitions added later, and those of a recreated topic,
         # begin at their beginning.
@@ -311,14 +324,15 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
             firsts: dict[Partition, int] = {}
             if until is not None:
                 spec = OffsetSpec.for_timestamp(int(until * 1000))
-                firsts = offsets_at(admin, [TopicPartition(*key) for key in offsets], spec, _CALL_S)
+                led = [TopicPartition(*key) for key, partition in offsets.items() if partition.topic_id]
+                firsts = offsets_at(admin, led, spec, _CALL_S)
     dead_letters, problem = _count_letters(settings)
     states = [_partition_state(partition, settings, at) for partition in offsets.values()]
     states.sort(key=lambda state: (-state.lag_records, state.topic, state.partition))
     late = [
         f"{state.topic}/{state.partition}"
         for state in states
-        if until is not None and not _is_settled(state, until, firsts[state.topic, state.partition])
+        if until is not None and not _is_settled(state, until, firsts.get((state.topic, state.partition), -1))
     ]
     is_empty = group.state in {ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD}
     return GroupStatus(
@@ -430,6 +444,9 @@ class Selection(Struct, kw_only=True):
             admin, errors = _open_admin(kafka)
             with errors.explaining(kafka, admin.poll):
                 offsets = read_offsets(admin, kafka, kafka.topics, _CALL_S, is_stable=False, are_arguments=True)
+            for partition in offsets.values():
+                if not partition.topic_id:
+                    raise SourceError(start_of(partition, kafka).gap)
 
             def offsets_from(time_s: float | None, bounds: Mapping[Partition, int]) -> Mapping[Partition, int]:
                 if time_s is None:
