@@ -280,7 +280,7 @@ class Assignment:
             try:
                 is_last_try = self._now() >= limit
                 offsets = self._read_offsets(keys, may_be_missing=is_last_try)
-                if any(partition.committed is None for partition in offsets.values()):
+                if not all(partition.committed_to for partition in offsets.values()):
                     offsets = self._fill_from_ledger(keys, may_be_missing=is_last_try)
                 return {
                     key: (offsets[key], start_of(offsets[key], self.settings)) if key in offsets else _missing(key)
@@ -322,10 +322,12 @@ class Assignment:
                 partition = partition._replace(initial_partitions=first_unknown)
             elif partition.initial_partitions is None and partition.topic in topics:  # the topic was recreated
                 partition = partition._replace(initial_partitions=0)
+            settled = saved.get((partition.topic_id, partition.partition))
             if partition.committed is not None:
-                return partition
+                is_passed_over = not partition.committed_to and settled is not None and settled < partition.committed
+                return partition._replace(passed_over_from=settled if is_passed_over else None)
             first = None if self._ranges is None else self._range(partition).start
-            return partition._replace(committed=saved.get((partition.topic_id, partition.partition), first))
+            return partition._replace(committed=first if settled is None else settled)
 
         return {key: fill(partition) for key, partition in offsets.items()}
 

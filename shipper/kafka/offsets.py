@@ -57,6 +57,7 @@ class PartitionOffsets(NamedTuple):
         committed: The offset of the group, or None.
         committed_to: The topic id that the committed offset belongs to; empty if shipper did not commit it.
         settled_until: Everything that was in the partition at this time is settled; None = unknown.
+        passed_over_from: The offset of the group in its ledger, if another program has committed a later one; or None.
         last: The position after the last settled message, before the committed offset; None = unknown.
         mistakes: Consecutive rejections, by rule, right before the committed offset.
         diverged_at: The offset from which the log is not the one that was read; None = unknown or nowhere.
@@ -73,6 +74,7 @@ class PartitionOffsets(NamedTuple):
     committed: int | None = None
     committed_to: str = ""
     settled_until: float | None = None
+    passed_over_from: int | None = None
     last: Position | None = None
     mistakes: Mapping[str, int] | None = None
     diverged_at: int | None = None
@@ -238,6 +240,10 @@ def start_of(offsets: PartitionOffsets, settings: KafkaSettings) -> Start:
     elif committed < offsets.low:
         gap = f"records {committed:,} to {offsets.low - 1:,} were deleted before they were read (retention)"
         start = Start(offsets.low, f"{where}: {gap}", offsets.low - committed)
+    elif offsets.passed_over_from is not None:
+        first = offsets.passed_over_from
+        gap = f"another program has moved the group from record {first:,} to {committed:,}; to read them, move it back"
+        start = Start(committed, f"{where}: {gap}", committed - first)
     elif offsets.diverged_at is not None and offsets.diverged_at < last.offset:
         first = max(offsets.low, offsets.diverged_at)
         gap = f"the brokers have lost records {first:,} to {last.offset - 1:,}, which the group has read"
@@ -376,15 +382,16 @@ def _count_letters(settings: KafkaSettings) -> tuple[int | None, str]:
 
 def _partition_state(offsets: PartitionOffsets, settings: KafkaSettings, at: float) -> PartitionState:
     start = start_of(offsets, settings)
-    position = max(offsets.low, start.offset if offsets.committed is None else offsets.committed)
+    committed = offsets.committed if offsets.committed_to or not offsets.topic_id else None  # by another program
+    position = max(offsets.low, start.offset if committed is None else committed)
     # Without an offset, it is open where reading begins, so what is there may be unsettled.
-    is_begun = offsets.committed is not None or offsets.low >= offsets.end
+    is_begun = committed is not None or offsets.low >= offsets.end
     is_at_end = is_begun and position >= offsets.end and not start.gap
     where = f"{offsets.topic}/{offsets.partition}"
     return PartitionState(
         topic=offsets.topic,
         partition=offsets.partition,
-        offset=offsets.committed,
+        offset=committed,
         end=offsets.end,
         lag_records=max(0, offsets.end - position),
         delivered_until=at if is_at_end else None if start.gap else offsets.settled_until,
