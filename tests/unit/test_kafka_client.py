@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from shipper.config.settings import KafkaSettings
+from shipper.cli.common import state_on_disk
+from shipper.config.settings import InputSettings, KafkaSettings, Settings
 from shipper.kafka.client import error_of, flush
 from shipper.kafka.documents import Document
 from shipper.kafka.view import GroupView
-from shipper.model.errors import StateInUseError
+from shipper.model.errors import StateError, StateInUseError, StateUnwritableError
+
+SETTINGS = KafkaSettings(brokers=("127.0.0.1:1",), topics=("t",), group_id="g", security="plaintext")
 
 
 class FailingProducer:
@@ -52,8 +55,7 @@ class FencedProducer:
 def test_a_replay_that_is_ended_while_it_writes_says_that_another_one_has_started(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("shipper.kafka.view.read_table", lambda *_, **__: [])
     monkeypatch.setattr(GroupView, "_copy", lambda *_: None)
-    settings = KafkaSettings(brokers=("127.0.0.1:1",), topics=("t",), group_id="g", security="plaintext")
-    view = GroupView(settings, None)  # type: ignore[arg-type]  # not used here
+    view = GroupView(SETTINGS, None)  # type: ignore[arg-type]  # not used here
     view._producer = FencedProducer(view)  # type: ignore[assignment]
     view._letters = {(1, 2): Document("k", b"v")}
 
@@ -62,3 +64,13 @@ def test_a_replay_that_is_ended_while_it_writes_says_that_another_one_has_starte
 
     with pytest.raises(StateInUseError, match="another replay or purge of group g has started"):
         view.delete([Letter()])  # type: ignore[list-item]
+
+
+def test_a_copy_without_room_says_how_to_make_some(monkeypatch: pytest.MonkeyPatch):
+    def copy(*_: object, **__: object) -> None:
+        raise StateUnwritableError("full") from OSError("database or disk is full")
+
+    monkeypatch.setattr("shipper.kafka.view.GroupView", copy)
+    kafka = Settings(input=InputSettings(kafka=SETTINGS))
+    with pytest.raises(StateError, match=r"full\); make room there, or .* TMPDIR"), state_on_disk(kafka):
+        pass
