@@ -119,6 +119,12 @@ def _run() -> NoReturn:
         assert isinstance(error, ShipperError)
         say(f"shipper: {error}")
         code = error.exit_code
+    except* MemoryError:
+        say(
+            "shipper: there is not enough memory: raise its limit (ulimit -v), or lower batch.max_bytes, "
+            "input.max_record_bytes or delivery.max_concurrency. The next start continues at the checkpoint"
+        )
+        code = 1
     finally:
         gc.freeze()  # skip the final garbage collection
     sys.exit(code)

@@ -170,6 +170,7 @@ def _check_configuration(entries: Mapping[str, Entry]) -> Iterator[Item]:
 
 
 def _check_state(settings: Settings) -> Iterator[Item]:
+    from shipper.pipeline.opening import service_change
     from shipper.state.directory import lock_holder
 
     directory = settings.state.directory
@@ -181,6 +182,8 @@ def _check_state(settings: Settings) -> Iterator[Item]:
     if holder is not None:
         process = f"process {holder}" if holder else "another process"
         yield Item("note", "state.directory", f"{process} uses it; a second shipper would exit with code 5")
+    if message := service_change(settings):
+        yield Item("note", "state.directory", message)
     parent = next(folder for folder in (directory, *directory.parents) if os.path.isdir(folder))
     status = os.statvfs(parent)
     free, needed = status.f_bavail * status.f_frsize, settings.spool.max_bytes + settings.state.dead_letter_max_bytes

@@ -246,7 +246,7 @@ class Settlement:
         """Log the first few duplicates."""
         self._duplicates_logged += 1
         if self._duplicates_logged <= _DUPLICATES_LOGGED:
-            log.info("duplicate_skipped", event_id=event_id, path=stream.shown_path, offset=offset)
+            log.info("duplicate_skipped", event_id=event_id, path=stream.shown_path, **stream.position_fields(offset))
 
     def _accept(self, batch: Batch) -> None:
         if batch.parts[0][0].stream.kind == "replay":

@@ -71,6 +71,12 @@ def _locked(path: Path) -> Iterator[None]:
             raise StateInUseError(
                 f"{path} is in use by another shipper (process {holder}); wait until it ends, or stop it"
             ) from None
+        except OSError as error:  # such as a network file system that is mounted without locks
+            raise ConfigError(
+                f"cannot lock {path / 'lock'} ({error.strerror}); name a directory on a file system with locks "
+                "(flock), such as a local disk",
+                key="state.directory",
+            ) from error
         with suppress(OSError):  # on a full disk, messages lack the process id
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
@@ -135,6 +141,8 @@ def lock_holder(path: Path) -> int | None:
     except BlockingIOError:
         text = os.pread(lock, 32, 0).decode(errors="replace").strip()
         return int(text) if text.isdecimal() else 0
+    except OSError:  # the file system has no locks
+        return None
     finally:
         os.close(lock)
     return None

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from shipper.config.settings import KafkaSettings
+from shipper.cli.common import state_on_disk
+from shipper.config.settings import InputSettings, KafkaSettings, Settings
 from shipper.kafka.client import error_of, flush
 from shipper.kafka.documents import Document
 from shipper.kafka.view import GroupView
-from shipper.model.errors import StateInUseError
+from shipper.model.errors import StateError, StateInUseError, StateUnwritableError
 from shipper.state.letters import EVERYTHING, open_letters
+
+SETTINGS = KafkaSettings(brokers=("127.0.0.1:1",), topics=("t",), group_id="g", security="plaintext")
 
 
 class FailingProducer:
@@ -31,9 +34,6 @@ def test_a_failure_of_the_client_is_a_fatal_error_also_if_its_reason_is_lost():
         with pytest.raises(KafkaException) as raised:
             flush(FailingProducer(cause), 1.0)  # type: ignore[arg-type]
         assert (error_of(raised.value).code(), error_of(raised.value).fatal()) == (code, True)
-
-
-SETTINGS = KafkaSettings(brokers=("127.0.0.1:1",), topics=("t",), group_id="g", security="plaintext")
 
 
 def letter(first_at: int, partition: int, offset: int) -> Document:
@@ -84,3 +84,13 @@ def test_a_replay_that_is_ended_while_it_writes_says_that_another_one_has_starte
 
     with pytest.raises(StateInUseError, match="another replay or purge of group g has started"):
         view.delete([Letter()])  # type: ignore[list-item]
+
+
+def test_a_copy_without_room_says_how_to_make_some(monkeypatch: pytest.MonkeyPatch):
+    def copy(*_: object, **__: object) -> None:
+        raise StateUnwritableError("full") from OSError("database or disk is full")
+
+    monkeypatch.setattr("shipper.kafka.view.GroupView", copy)
+    kafka = Settings(input=InputSettings(kafka=SETTINGS))
+    with pytest.raises(StateError, match=r"full\); make room there, or .* TMPDIR"), state_on_disk(kafka):
+        pass
