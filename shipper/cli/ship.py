@@ -326,6 +326,7 @@ def _descriptors_for_files() -> int:
 
 
 def stream_index(settings: Settings, state: OpenState) -> StreamIndex:
+    """Return the index of the files in a state."""
     from shipper.sources.identity import StreamIndex
     from shipper.sources.reader import input_form
 

@@ -180,4 +180,5 @@ def _or_empty(column: Column) -> Column:
 
 
 def strip_blanks(column: Column) -> Column:
+    """Strip blanks."""
     return _of_texts(lambda value: value.strip(_BLANKS), column)

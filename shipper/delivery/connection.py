@@ -116,6 +116,7 @@ class ConnectionSettings:
 
     @cached_property
     def service_context(self) -> ssl.SSLContext:
+        """The context for the service."""
         return tls_context(self.endpoint, self.section)
 
     @cached_property

@@ -211,6 +211,7 @@ def offsets_at(
 
 
 def error_of(exception: BaseException) -> KafkaError:
+    """Return the error in a client exception."""
     error = exception.args[0] if exception.args else None
     if isinstance(exception, TimeoutError):
         return KafkaError(KafkaError._TIMED_OUT, str(exception) or "the brokers do not answer")

@@ -165,6 +165,7 @@ class KafkaStream(Stream, kw_only=True):
 
     @property
     def topic_partition(self) -> Partition:
+        """The key of the partition."""
         return self.topic, self.partition
 
     @property

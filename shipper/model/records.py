@@ -193,9 +193,11 @@ class ReplayStream(Stream, kw_only=True):
     starts: list[int]
 
     def letters_in(self, start_offset: int, end_offset: int) -> list[int]:
+        """Return the letters that start in a range of offsets."""
         return self.letter_ids[bisect_left(self.starts, start_offset) : bisect_left(self.starts, end_offset)]
 
     def letter_at(self, offset: int) -> int:
+        """Return the letter at an offset."""
         return self.letter_ids[bisect_right(self.starts, offset) - 1]
 
     def position_fields(self, offset: int) -> dict[str, object]:

@@ -114,6 +114,7 @@ def account_table(fetched: Iterable[ReportVersion]) -> FlatTable:
 
 
 def entries_of(report: wire.DailyReport) -> list[wire.MarketingSource]:
+    """Return the marketing sources of all brands."""
     return [entry for brand in report.brands for entry in brand.marketing_sources]
 
 

@@ -38,6 +38,8 @@ _CONTROLS_ADVICE: Final = "the sandbox's controls can only be used from this mac
 
 
 def create_app(service: Service, control: Control) -> ASGIApp:
+    """Create the application."""
+
     async def token(request: Request, _: RequestEntry) -> Response:
         return await _grant(service, request)
 

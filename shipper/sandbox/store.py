@@ -117,6 +117,7 @@ class EventStore:
         return event_id in self._events
 
     def get(self, event_id: str) -> StoredEvent | None:
+        """Return an event by its EventId."""
         return self._events.get(event_id)
 
     def page(
@@ -147,6 +148,7 @@ class EventStore:
             ]
 
     def reset(self) -> None:
+        """Delete all events."""
         with self._lock:
             if self._log is not None:
                 with self._log:

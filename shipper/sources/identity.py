@@ -125,6 +125,7 @@ class StreamIndex:
         return signature_of(status) != (stream.ended_size, stream.ended_ns)
 
     def known_paths(self) -> list[str]:
+        """Return the last known path of each stream."""
         return [stream.path for stream in self._streams.values()]
 
     def lost(self) -> list[Stream]:

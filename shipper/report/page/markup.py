@@ -78,6 +78,7 @@ def section(title: str, *parts: Html | None) -> Html:
 
 
 def secondary(text: str) -> Html:
+    """Return a paragraph of secondary text."""
     return tag("p", text, class_="sub")
 
 

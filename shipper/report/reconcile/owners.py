@@ -62,6 +62,7 @@ class Claims:
         self._claims: dict[tuple[str, str], Claim] = {}
 
     def of(self, key: LedgerKey) -> Claim:
+        """Return the claim on the records of a ledger key."""
         claim = self._claims.get(key[2:])
         if claim is None:
             claim = self._claims[key[2:]] = self._claim(key[2], int(key[3]) if key[3] else None)
