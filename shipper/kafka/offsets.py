@@ -305,9 +305,9 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
     with translate_errors(settings, f"group {settings.group_id} cannot be examined", right):
         admin, errors = _open_admin(settings)
         with errors.explaining(settings, admin.poll):
+            # First, as without a right on the group the offsets are refused only after the time limit.
+            group = _describe_group(admin, settings.group_id)
             offsets = read_offsets(admin, settings, settings.topics, _CALL_S, is_stable=False)
-            (future,) = admin.describe_consumer_groups([settings.group_id], request_timeout=_CALL_S).values()
-            group = future.result(_CALL_S)
             firsts: dict[Partition, int] = {}
             if until is not None:
                 spec = OffsetSpec.for_timestamp(int(until * 1000))
@@ -337,6 +337,12 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
         dead_letters=dead_letters,
         problem=problem,
     )
+
+
+@retry_transient
+def _describe_group(admin: AdminClient, group_id: str) -> Any:
+    (future,) = admin.describe_consumer_groups([group_id], request_timeout=_CALL_S).values()
+    return future.result(_CALL_S)
 
 
 def _open_admin(settings: KafkaSettings) -> tuple[AdminClient, ConnectionErrors]:
