@@ -1,16 +1,40 @@
-"""Writing to the topics of a group, with a client that fails."""
+"""The temporary copy of a group's state, and writing to its topics with a client that fails."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from shipper.cli.common import private_folder
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.documents import Document
 from shipper.kafka.view import GroupView
 from shipper.model.errors import StateInUseError
+
+
+def test_the_copies_of_killed_commands_are_deleted_but_none_in_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("shipper-view-killed", "shipper-view-used", "shipper-view-new", "others"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state.db").touch()
+        os.utime(tmp_path / name, None if name == "shipper-view-new" else (0, 0))
+    (tmp_path / "shipper-view-link").symlink_to(tmp_path / "others")
+    used = os.open(tmp_path / "shipper-view-used", os.O_RDONLY)
+    fcntl.flock(used, fcntl.LOCK_EX)
+    with private_folder() as folder:
+        left = {path.name for path in tmp_path.iterdir()} - {folder.name}
+        assert left == {"shipper-view-used", "shipper-view-new", "shipper-view-link", "others"}
+        os.utime(folder, (0, 0))
+        with private_folder():
+            assert folder.exists()
+    assert not folder.exists()
+    os.close(used)
 
 
 class FencedProducer:
