@@ -31,15 +31,8 @@ def piece(of: Stream, rules: Iterable[str]) -> EncodedChunk:
         if rule
     ]
     good = [10 * index for index, rule in enumerate(listed) if not rule]
-    span = Span(
-        stream=of,
-        start_offset=0,
-        end_offset=10 * len(listed),
-        tail=b"",
-        records=len(listed),
-        unsettled=len(good),
-        rejections=rejections,
-    )
+    counts = {"records": len(listed), "unsettled": len(good), "rejections": rejections}
+    span = Span(stream=of, start_offset=0, end_offset=10 * len(listed), tail=b"", **counts)
     return EncodedChunk(
         span=span,
         lines=b"",
