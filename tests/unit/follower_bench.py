@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ class Bench:
 
     def start(self, *names: str, **changes: Any) -> Follower:
         self.names = names or ("*.log",)
+        self.changes = changes
         ids = count(self.store.streams.newest_id() + 1)
         self.follower = Follower(
             self.patterns(*self.names),
@@ -81,6 +83,15 @@ class Bench:
     def restart(self, *names: str, **changes: Any) -> Follower:
         self.stop()
         return self.start(*(names or self.names), **changes)
+
+    @contextmanager
+    def stopped(self, is_stopped: bool = True) -> Iterator[None]:
+        """Be stopped meanwhile, or not."""
+        if is_stopped:
+            self.stop()
+        yield
+        if is_stopped:
+            self.start(*self.names, **self.changes)
 
     def rename_patterns(self, *names: str) -> None:
         """Change the patterns, like SIGHUP."""
