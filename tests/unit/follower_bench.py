@@ -27,19 +27,11 @@ def lines(first: int, last: int) -> bytes:
 
 def settle(store: Store, chunks: Iterable[Chunk], wall_time: float = 1.0) -> None:
     """Save chunks as if all their records had been accepted, like the pipeline."""
-    checkpoints = [
-        Checkpoint(
-            stream=chunk.stream,
-            start_offset=chunk.start_offset,
-            end_offset=chunk.end_offset,
-            tail=chunk.data[-MARKER_BYTES:],
-            read=1,
-            accepted=1,
-            duplicates=0,
-            rejections=[],
-        )
-        for chunk in chunks
-    ]
+    checkpoints = []
+    for chunk in chunks:
+        place = {"stream": chunk.stream, "start_offset": chunk.start_offset, "end_offset": chunk.end_offset}
+        counts = {"read": 1, "accepted": 1, "duplicates": 0, "rejections": []}
+        checkpoints.append(Checkpoint(**place, **counts, tail=chunk.data[-MARKER_BYTES:]))
     store.save(checkpoints, wall_time)
     for checkpoint in checkpoints:
         checkpoint.stream.move_checkpoint(checkpoint.end_offset, checkpoint.tail)

@@ -42,17 +42,8 @@ def live(**fields: Any) -> Live:
 
 
 def stream(number: int = 1, lag: int = 0, **fields: Any) -> StreamState:
-    usual = {
-        "stream_id": number,
-        "path": f"/log/{number}",
-        "size": 1000,
-        "checkpoint": 1000 - lag,
-        "lag_bytes": lag,
-        "compression": "",
-        "updated_at": NOW,
-        "delivered_until": NOW - 60 if lag else NOW,
-    }
-    return StreamState(**{**usual, **fields})
+    usual = StreamState(number, f"/log/{number}", 1000, 1000 - lag, lag, "", NOW, NOW - 60 if lag else NOW)
+    return replace(usual, **fields)
 
 
 def look(*streams: StreamState, process_id: int | None = 7, says: Live | None = None, **fields: Any) -> Snapshot:

@@ -133,14 +133,8 @@ NOW = 1_792_504_800.0  # 2026-10-20T14:00:00Z
 LIVE = Live(
     version="1", process_id=7, command="run", phase="running", started_at=NOW - 7200, at=NOW, read=9, accepted=9
 )
-BEHIND = replace(
-    LIVE,
-    pending=8000,
-    lag_bytes=96_500_000,
-    settled_bytes_per_second=402_000.0,
-    accepted_per_second=1204.4,
-    oldest_unsettled_seconds=12.0,
-)
+RATES = {"settled_bytes_per_second": 402_000.0, "accepted_per_second": 1204.4}
+BEHIND = replace(LIVE, pending=8000, lag_bytes=96_500_000, oldest_unsettled_seconds=12.0, **RATES)
 STALLED = replace(BEHIND, settled_bytes_per_second=0.0)
 HALF_DONE = replace(BEHIND, lag_bytes=110_000_000, total_bytes=200_000_000, settled_bytes=90_000_000)
 NEARLY_DONE = replace(BEHIND, lag_bytes=500_000, oldest_unsettled_seconds=0.9)
