@@ -53,6 +53,32 @@ def test_files_and_folders_with_brackets_in_their_names_are_found(tmp_path: Path
     assert found(tmp_path, "app [1].log") == ["app [1].log"]
 
 
+@each(
+    ("pattern", "found"),
+    [
+        ("x.log", ["x.log"]),
+        ("*.log", ["x.log"]),
+        ("x[2].txt", ["x[2].txt"]),
+        ("sub", ["sub/y.log"]),
+        ("**/*.log", ["sub/y.log", "x.log"]),
+        ("later.log", []),
+    ],
+)
+def test_a_relative_pattern_means_files_of_the_current_folder_whatever_its_name(
+    tmp_path: Path, pattern: str, found: list[str]
+):
+    folder = tmp_path / "a[1]*b"
+    make(folder, "x.log", "x.log.1", "sub/y.log", "x[2].txt", "../a1b/x.log", "../a1b/later.log")
+    (folder / "x.log.1").write_text("x\n")
+    patterns = Patterns([pattern], state_directory=folder / "state", folder=str(folder))
+    names = [match.name for match in patterns.find()]
+    assert names == [str(folder / name) for name in found]
+    assert found or str(folder / pattern) in patterns.unmatched()[patterns.include[0]]
+    assert patterns.watched_folders().folders[0] == (folder / "sub" if pattern == "sub" else folder)
+    generations, _ = Siblings(patterns).find(names, dict.fromkeys(patterns.include, 0.0), 1e10)
+    assert [file.name for file in generations] == ([f"{folder}/x.log.1"] if "x.log" in found else [])
+
+
 # Siblings -------------------------------------------------------------------------------------------------------------
 
 

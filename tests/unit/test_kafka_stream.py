@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.documents import Metadata, add_checkpoints, letter_document, read_metadata
+from shipper.kafka.documents import UNKNOWN, Metadata, add_checkpoints, letter_document, read_metadata
 from shipper.kafka.offsets import PartitionOffsets, Start, _partition_state, diverged_at, parse_addresses, start_of
 from shipper.kafka.stream import KafkaStream, Position, Session
 from shipper.model.errors import SourceError
@@ -222,9 +222,16 @@ def test_counts_that_are_too_large_for_a_message_are_halved(monkeypatch: pytest.
     assert rows == {(*key, 1, 0) for key in keys}
 
 
-def offsets(committed: int | None, **changes: object) -> PartitionOffsets:
-    at = PartitionOffsets("t", 0, topic_id="id", low=10, high=20, end=20, committed=committed, committed_to="id")
+OWN = Metadata("id")
+
+
+def offsets(committed: int | None, metadata: Metadata = OWN, **changes: object) -> PartitionOffsets:
+    at = PartitionOffsets("t", 0, topic_id="id", low=10, high=20, end=20, committed=committed, metadata=metadata)
     return at._replace(**{"initial_partitions": None if committed is None else 1, **changes})
+
+
+def after(offset: int, epoch: int, settled_until: float | None = None) -> Metadata:
+    return Metadata("id", settled_until, Position(offset, epoch))
 
 
 @each(
@@ -240,12 +247,12 @@ def offsets(committed: int | None, **changes: object) -> PartitionOffsets:
         (offsets(7), "end", 10, "records 7 to 9 were deleted before they were read"),
         (offsets(21), "end", 20, "the group is at offset 21, and the partition ends at 20"),
         *((offsets(15, topic_id="new"), at, 10, "the topic was deleted and recreated") for at in ("beginning", "end")),
-        (offsets(15, committed_to=""), "end", 15, ""),
-        (offsets(15, last=Position(14, 1)), "end", 14, ""),
-        (offsets(15, last=Position(9, 1)), "end", 15, ""),
-        (offsets(15, last=Position(14, 1), diverged_at=14), "end", 14, ""),
-        (offsets(15, last=Position(14, 1), diverged_at=12), "end", 12, "lost records 12 to 13, which the group has"),
-        (offsets(25, last=Position(25, 1), diverged_at=12), "end", 12, "lost records 12 to 24, which the group has"),
+        (offsets(15, UNKNOWN), "end", 15, ""),
+        (offsets(15, after(14, 1)), "end", 14, ""),
+        (offsets(15, after(9, 1)), "end", 15, ""),
+        (offsets(15, after(14, 1), diverged_at=14), "end", 14, ""),
+        (offsets(15, after(14, 1), diverged_at=12), "end", 12, "lost records 12 to 13, which the group has"),
+        (offsets(25, after(25, 1), diverged_at=12), "end", 12, "lost records 12 to 24, which the group has"),
         (offsets(15, diverged_at=-1), "end", 10, "lost records 10 to 14, which the group has read"),
     ],
 )
@@ -261,17 +268,17 @@ def test_where_a_partition_begins(at: PartitionOffsets, start: str, offset: int,
 
 def test_the_brokers_check_the_epoch_unless_reading_begins_elsewhere():
     onward = msgspec.structs.replace(SETTINGS, on_gap="continue")
-    assert start_of(offsets(15, last=Position(14, 3)), SETTINGS) == Start(14, epoch=3)
-    assert start_of(offsets(15, last=Position(9, 3)), SETTINGS).epoch == -1
-    assert start_of(offsets(15, last=Position(14, 3), diverged_at=12), onward).epoch == -1
-    assert start_of(offsets(25, last=Position(24, 3)), SETTINGS).epoch == -1
-    shorter = start_of(offsets(25, last=Position(24, 3)), onward)
+    assert start_of(offsets(15, after(14, 3)), SETTINGS) == Start(14, epoch=3)
+    assert start_of(offsets(15, after(9, 3)), SETTINGS).epoch == -1
+    assert start_of(offsets(15, after(14, 3), diverged_at=12), onward).epoch == -1
+    assert start_of(offsets(25, after(24, 3)), SETTINGS).epoch == -1
+    shorter = start_of(offsets(25, after(24, 3)), onward)
     assert shorter.gap
     assert (shorter.offset, shorter.epoch) == (24, 3), "the brokers tell where the log diverged"
 
 
 def test_a_position_before_transaction_markers_is_not_a_backlog():
-    at = offsets(20, last=Position(19, 1), settled_until=5.0)
+    at = offsets(20, after(19, 1, 5.0))
     state = _partition_state(at, SETTINGS, 9.0)
     assert (state.offset, state.lag_records, state.delivered_until) == (20, 0, 9.0)
 
@@ -309,8 +316,8 @@ def test_the_client_tells_where_a_log_diverged(text: str, offset: int | None):
 
 
 def test_foreign_metadata_is_ignored():
-    assert read_metadata(None) is None
-    assert read_metadata("other") is None
+    assert read_metadata(None) is UNKNOWN
+    assert read_metadata("other") is UNKNOWN
     for metadata in (Metadata("x", 5.0), Metadata("x", 5.0, Position(7, 2))):
         assert read_metadata(metadata.text()) == metadata
 

@@ -21,7 +21,7 @@ import pytest
 
 from shipper.model.errors import ConfigError, StateError, StateInUseError, StateUnwritableError
 from shipper.model.records import Checkpoint, Head, Rejection, Stream, digest
-from shipper.state.directory import locked_directory
+from shipper.state.directory import lock_holder, locked_directory
 from shipper.state.schema import SCHEMA_VERSION, open_for_reading
 from shipper.state.sqlite import translate_errors
 from shipper.state.store import Store
@@ -433,6 +433,19 @@ def test_an_own_directory_open_to_others_is_made_private(tmp_path: Path):
     path.chmod(0o777)
     with locked_directory(path):
         assert path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_file_system_without_locks_is_refused_with_advice_and_has_no_holder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def flock(*_: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    (tmp_path / "lock").touch()
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(ConfigError, match=f"cannot lock {tmp_path}/lock .* such as a local disk"):
+        locked_directory(tmp_path).__enter__()
+    assert lock_holder(tmp_path) is None
 
 
 @pytest.mark.parametrize("target", ["there", "not there"])
