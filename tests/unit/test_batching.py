@@ -263,6 +263,12 @@ def test_records_with_the_same_id_have_separate_positions():
     assert raws_by_place(b"\n".join(twins), dedupe_window=0) == twins
 
 
+def test_the_first_record_of_each_id_precedes_those_that_wait_for_its_answer():
+    twins = [line(0, ConsumerID=number) for number in (11, 12)]
+    data = b"\n".join([LINES[0], twins[0], LINES[1], twins[1], LINES[2]])
+    assert sorted(raws_by_place(data, room_events=10)) == sorted([*LINES[:3], *twins])
+
+
 KINDS = st.sampled_from(["good", "repeated", "sloppy", "bad", "blank", "same consumer"])
 
 
