@@ -94,7 +94,7 @@ async def assert_waits_within_the_budget(
 
 @pytest.mark.parametrize("record", [refused, sparse, repeated])
 async def test_records_settled_after_an_unanswered_batch_are_bounded_in_bytes(
-    make: Any, store: Store, record: Callable[[int], bytes]
+    make: Any, record: Callable[[int], bytes]
 ):
     never = anyio.Event()
     source = records(record)
@@ -140,7 +140,7 @@ async def test_unsaved_records_are_bounded_in_bytes_while_saves_fail_late(make: 
     assert store.totals().dead_lettered == (CHUNKS - GOOD_CHUNKS) * RECORDS_PER_CHUNK
 
 
-async def test_records_larger_than_the_budget_are_shipped_one_by_one(make: Any, store: Store, monkeypatch: Any):
+async def test_records_larger_than_the_budget_are_shipped_one_by_one(make: Any, monkeypatch: Any):
     """No span fits, but each is read once the previous one is saved."""
     source = records(refused, chunks=20)
     pipeline = make(source)
@@ -149,7 +149,7 @@ async def test_records_larger_than_the_budget_are_shipped_one_by_one(make: Any, 
     assert (summary.outcome, summary.read, summary.pending) == ("finished", 20 * RECORDS_PER_CHUNK, 0)
 
 
-async def test_a_chunk_with_one_waiting_record_counts_as_a_whole(make: Any, store: Store):
+async def test_a_chunk_with_one_waiting_record_counts_as_a_whole(make: Any):
     """All other records are duplicates; without a limit, a batch of 100 would hold 100 chunks."""
     never = anyio.Event()
     source = records(lambda number: good(number) if number % RECORDS_PER_CHUNK == 0 else repeated(number))

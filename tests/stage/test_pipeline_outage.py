@@ -73,13 +73,7 @@ class Outage:
     """
 
     def __init__(
-        self,
-        store: Store,
-        monkeypatch: pytest.MonkeyPatch,
-        reply: Reply,
-        *,
-        back_at: float = BACK_AT,
-        **delivery: Any,
+        self, store: Store, monkeypatch: pytest.MonkeyPatch, reply: Reply, *, back_at: float = BACK_AT, **delivery: Any
     ) -> None:
         self.store = store
         self._back_at = back_at
