@@ -116,7 +116,6 @@ class Simulation:
         self._outcome = Outcome([], {}, [(0.0, limit.limit)])
 
     def run(self) -> Outcome:
-        """Run until the end of the simulated time."""
         while True:
             self._send()
             speed = self._service.speed(len(self._serving), self._now) if self._serving else 1.0
@@ -204,7 +203,6 @@ SERVICES: Final = [
 
 
 def adaptive(service: Service, seed: int) -> Outcome:
-    """Run a service under an adaptive limit."""
     return Simulation(service, AdaptiveLimit(SENDERS), Random(seed)).run()
 
 

@@ -254,7 +254,6 @@ def has_reached_the_intake(exchange: Exchange) -> bool:
 
 
 def again(client: httpx.Client, exchange: Exchange) -> httpx.Response:
-    """Send the same bytes again."""
     request = exchange.response.request
     headers = {name: value for name, value in request.headers.items() if name.lower() != "host"}
     return client.request(request.method, request.path_url, headers=headers, content=request.body)
