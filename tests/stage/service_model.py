@@ -32,7 +32,7 @@ def event_id(number: int) -> str:
     return f"00000000-0000-4000-8000-{number:012d}"
 
 
-def batch_of(numbers: Iterable[int], *, number: int = 1, padding: int = 0) -> Batch:
+def batch_of(numbers: Iterable[int], *, number: int = 1, events_before: int = 0, padding: int = 0) -> Batch:
     """Return a batch of events that contain little more than their ids."""
     lines = [
         b'{"EventId":"%b","ConsumerID":%d,"x":"%b"}' % (event_id(n).encode(), n + 1, b"x" * padding) for n in numbers
@@ -46,7 +46,8 @@ def batch_of(numbers: Iterable[int], *, number: int = 1, padding: int = 0) -> Ba
         unsettled=len(lines),
     )
     body = BODY_HEAD + b",".join(lines) + BODY_TAIL
-    return Batch(number=number, body=body, events=len(lines), parts=[(span, range(len(lines)))])
+    parts = [(span, range(len(lines)))]
+    return Batch(number=number, events_before=events_before, body=body, events=len(lines), parts=parts)
 
 
 def numbers_in(body: bytes) -> list[int]:

@@ -127,7 +127,7 @@ def test_a_refused_repeat_after_a_failed_success_is_ambiguous_and_does_not_count
     replies = script(answer(200, body=body))
     service = ServiceModel(lambda request: replies(request) or known)
     with capture_logs() as logs:
-        delivery = run(lambda: Delivery(service, poison_limit=3), [batch_of(range(10), number=1_000)])
+        delivery = run(lambda: Delivery(service, poison_limit=3), [batch_of(range(10), events_before=1_000_000)])
     assert len(delivery.refused) == 10
     assert all(refusal.is_ambiguous for refusal in delivery.refused.values())
     assert "systematic_rejection" not in [entry.get("reason") for entry in logs]
@@ -142,12 +142,14 @@ def test_a_success_that_reports_a_failure_and_names_records_accepts_none_and_sen
     assert [request.numbers for request in service.requests[1:]] == [[0, 1, 2, 4, 5, 6, 7, 8, 9], [3]]
 
 
-@pytest.mark.parametrize(("number", "is_ambiguous"), [(1, True), (1_000, False)])
+@pytest.mark.parametrize(("events_before", "is_ambiguous"), [(50_000, True), (1_000_000, False)])
 def test_a_refused_repeat_beside_accepted_records_is_ambiguous_if_the_last_run_may_have_sent_it(
-    number: int, is_ambiguous: bool
+    events_before: int, is_ambiguous: bool
 ):
+    """However small its batches are."""
     body = b'{"rejected":[{"index":1,"message":"EventId already exists"},{"index":2,"message":"IP is bad"}]}'
-    delivery = run(lambda: Delivery(ServiceModel(script(answer(202, body=body)))), [batch_of(range(4), number=number)])
+    batch = batch_of(range(4), number=5_000, events_before=events_before)
+    delivery = run(lambda: Delivery(ServiceModel(script(answer(202, body=body)))), [batch])
     assert {n: refusal.is_ambiguous for n, refusal in delivery.refused.items()} == {1: is_ambiguous, 2: False}
 
 
