@@ -19,7 +19,7 @@ import typer
 from shipper.cli.commands import UsageError, option
 from shipper.config.load import USUAL_FILES, Entry, SettingsFile, misspelt_variables, read_entries
 from shipper.config.settings import Settings, build_settings, literal_secrets, require_endpoint
-from shipper.model.errors import ConfigError, ShipperError
+from shipper.model.errors import ConfigError, ShipperError, StateError, StateUnwritableError
 from shipper.model.printable import printable, printable_json
 from shipper.model.units import several as several
 from shipper.system.files import FULL_DISK
@@ -140,7 +140,13 @@ def state_on_disk(settings: Settings, *, is_writer: bool = False) -> Iterator[tu
     from shipper.kafka.view import GroupView
 
     with TemporaryDirectory(prefix="shipper-view-") as name:
-        view = GroupView(kafka, Path(name), max_record_bytes=settings.input.max_record_bytes if is_writer else None)
+        try:
+            view = GroupView(kafka, Path(name), max_record_bytes=settings.input.max_record_bytes if is_writer else None)
+        except StateUnwritableError as error:
+            raise StateError(
+                f"the dead letters and the ledger of the group cannot be copied to {name} ({error.__cause__}); make "
+                "room there, or name a folder with more room in the environment variable TMPDIR"
+            ) from error
         for (topic, group), count in view.skipped.items():
             messages = several(count, "message") + f" of group {group}" if group else several(count, "other message")
             say(f"the topic {topic} also contains {messages}: skipped")

@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient
 from msgspec.structs import replace
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.client import KafkaError, describe, error_of
+from shipper.kafka.client import NO_LEADER, KafkaError, describe, error_of
 from shipper.kafka.documents import Metadata, ledger_offsets
 from shipper.kafka.member_status import MemberStatus
 from shipper.kafka.offsets import PartitionOffsets, Start, diverged_at, read_offsets, start_of
@@ -84,7 +84,6 @@ class Assignment:
         settings: Replaced after a reload.
         streams: One for each partition.
         revoked: Partitions revoked during the current call of `consume`.
-        is_paused: The client fetches nothing.
         membership: The consumer's group metadata, which proves its generation to the brokers; None while this process
             is not a member. Only the thread reads it from the client, which blocks other callers while it polls.
     """
@@ -212,7 +211,8 @@ class Assignment:
         starts = self._find_starts(keys) if partitions else {}
         for key, (offsets, start) in starts.items():
             self.streams[key] = self._new_stream(offsets, start)
-        if not starts:  # this process is ending
+        if not starts:  # no partitions, or this process is ending
+            self._status.remove_obstacles()
             consumer.incremental_assign(partitions)
             return
         self._begin([self.streams[key] for key in starts])
@@ -256,7 +256,7 @@ class Assignment:
         """
         Query where to begin until the brokers answer, as nothing may be read before; return {} if closed.
 
-        A partition that does not exist is stopped: the group may still assign it to the member.
+        A partition that does not exist or has no leader is stopped: the group may still assign it to the member.
         """
         limit = self._now() + _CALL_S  # the brokers learn of a new partition later than their controller
         while not self._closing.is_set():
@@ -264,7 +264,7 @@ class Assignment:
             try:
                 is_last_try = self._now() >= limit
                 offsets = self._read_offsets(keys, may_be_missing=is_last_try)
-                if any(partition.committed is None for partition in offsets.values()):
+                if not all(partition.metadata.topic_id for partition in offsets.values()):
                     offsets = self._fill_from_ledger(keys, may_be_missing=is_last_try)
                 return {
                     key: (offsets[key], start_of(offsets[key], self.settings)) if key in offsets else _missing(key)
@@ -278,11 +278,13 @@ class Assignment:
         return {}
 
     def _read_offsets(self, keys: Sequence[Partition], *, may_be_missing: bool) -> dict[Partition, PartitionOffsets]:
-        """Query the offsets of partitions; leave out those that do not exist, or raise a KafkaException."""
+        """Query the offsets of partitions; leave out those that do not exist, or wait for them and for leaders."""
         offsets = read_offsets(self._admin, self.settings, sorted({key[0] for key in keys}), _CALL_S)
-        missing = [f"{topic}/{number}" for topic, number in keys if (topic, number) not in offsets]
-        if missing and not may_be_missing:
-            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, f"no partition {', '.join(missing)}"))
+        for topic, number in () if may_be_missing else keys:
+            if (topic, number) not in offsets:
+                raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, f"no partition {topic}/{number}"))
+            if not offsets[topic, number].topic_id:
+                raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, f"{topic}/{number}: {NO_LEADER}"))
         return {key: offsets[key] for key in keys if key in offsets}
 
     def _fill_from_ledger(
@@ -304,10 +306,12 @@ class Assignment:
                 partition = partition._replace(initial_partitions=first_unknown)
             elif partition.initial_partitions is None and partition.topic in topics:  # the topic was recreated
                 partition = partition._replace(initial_partitions=0)
+            settled = saved.get((partition.topic_id, partition.partition))
             if partition.committed is not None:
-                return partition
+                is_passed_over = not partition.metadata.topic_id and (settled or 0) < partition.committed
+                return partition._replace(passed_over_from=settled if is_passed_over else None)
             first = None if self._ranges is None else self._range(partition).start
-            return partition._replace(committed=saved.get((partition.topic_id, partition.partition), first))
+            return partition._replace(committed=first if settled is None else settled)
 
         return {key: fill(partition) for key, partition in offsets.items()}
 

@@ -67,10 +67,7 @@ class Member:
         give_up_after_s: Maximum wait for brokers that prevent reading `ranges`.
 
     Attributes:
-        admin: Queries the brokers.
-        status: The counts and obstacles of this member.
         password: The password for the brokers that was read last; None = none is needed.
-        assignment: The partitions of this process.
         unfinished: Once the group has settled all other ranges, the partitions whose ranges cannot be read to their
             end; None until then.
         failure: Why this process can no longer be a member; None while it can.
@@ -403,7 +400,8 @@ class Member:
         self._missing_topics.discard(topic)
         if not self._missing_topics:
             self.status.remove_obstacle("input_gap")
-        topic_id, numbers = str(description.topic_id), {partition.id for partition in description.partitions}
+        topic_id = str(description.topic_id)
+        numbers = {partition.id for partition in description.partitions if partition.leader is not None}
         for stream in [stream for stream in self.assignment.streams.values() if stream.topic == topic]:
             is_back = not stream.topic_id and stream.partition in numbers
             if stream.topic_id != topic_id and (is_back or not stream.stopped):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from hashlib import sha256
 from typing import Final, NamedTuple, final
 
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import (
+    NO_LEADER,
     ConnectionErrors,
     client_properties,
     consumer_properties,
@@ -52,10 +53,12 @@ class PartitionOffsets(NamedTuple):
     The offsets of a partition in the brokers.
 
     Attributes:
+        topic_id: The id of the topic that has the name now; empty if the partition has no leader to ask for offsets.
         low, high: Its first offset, and the one after its last record outside open transactions.
         end: The one after its last record, also in or behind an open transaction, which hides it from members.
         committed: The offset of the group, or None.
         metadata: What the group has committed with it; `UNKNOWN` if shipper did not commit it.
+        passed_over_from: The offset of the group in its ledger, if another program has committed a later one; or None.
         diverged_at: The offset from which the log is not the one that was read; None = unknown or nowhere.
         partitions: Number of partitions of the topic.
         initial_partitions: Their number when the group began to read the topic, 0 = unknown; None if it has not begun.
@@ -69,6 +72,7 @@ class PartitionOffsets(NamedTuple):
     end: int
     committed: int | None = None
     metadata: Metadata = UNKNOWN
+    passed_over_from: int | None = None
     diverged_at: int | None = None
     partitions: int = 0
     initial_partitions: int | None = None
@@ -124,17 +128,24 @@ def read_offsets(
     initial_partitions: dict[str, int] = {}
     for (name, _), known in metadata.items():
         initial_partitions[name] = min(known.initial_partitions, initial_partitions.get(name, sys.maxsize))
-    lows, ends = (offsets_at(admin, partitions, spec, limit_s) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
-    highs = offsets_at(admin, partitions, OffsetSpec.latest(), limit_s, IsolationLevel.READ_COMMITTED)
+    led = [
+        TopicPartition(name, partition.id)
+        for name, topic in topics_by_name.items()
+        for partition in topic.partitions
+        if partition.leader is not None
+    ]
+    lows, ends = (offsets_at(admin, led, spec, limit_s) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
+    highs = offsets_at(admin, led, OffsetSpec.latest(), limit_s, IsolationLevel.READ_COMMITTED)
     offsets = {}
     for key, position in committed.items():
         topic = topics_by_name[key[0]]
+        at = max(0, position.offset)  # of a partition without a leader, nothing else is known
         offsets[key] = PartitionOffsets(
             *key,
-            topic_id=str(topic.topic_id),
-            low=lows[key],
-            high=highs[key],
-            end=max(ends[key], highs[key]),
+            topic_id=str(topic.topic_id) if key in lows else "",
+            low=lows.get(key, at),
+            high=highs.get(key, at),
+            end=max(ends.get(key, at), highs.get(key, at)),
             committed=position.offset if position.offset >= 0 else None,
             metadata=metadata.get(key, UNKNOWN),
             partitions=len(topic.partitions),
@@ -186,6 +197,8 @@ class Start(NamedTuple):
 def start_of(offsets: PartitionOffsets, settings: KafkaSettings) -> Start:
     """Decide where reading begins; unread records are never skipped silently."""
     where, committed = f"{offsets.topic}/{offsets.partition}", offsets.committed
+    if not offsets.topic_id:
+        return Start(offsets.low, f"{where}: {NO_LEADER}", is_stopped=True)
     if committed is None:
         # `start` applies only to the first start of a group; partitions added later, and those of a recreated topic,
         # begin at their beginning.
@@ -202,6 +215,10 @@ def start_of(offsets: PartitionOffsets, settings: KafkaSettings) -> Start:
     elif committed < offsets.low:
         gap = f"records {committed:,} to {offsets.low - 1:,} were deleted before they were read (retention)"
         start = Start(offsets.low, f"{where}: {gap}", offsets.low - committed)
+    elif offsets.passed_over_from is not None:
+        first = offsets.passed_over_from
+        gap = f"another program has moved the group from record {first:,} to {committed:,}; to read them, move it back"
+        start = Start(committed, f"{where}: {gap}", committed - first)
     elif offsets.diverged_at is not None and offsets.diverged_at < last.offset:
         first = max(offsets.low, offsets.diverged_at)
         gap = f"the brokers have lost records {first:,} to {last.offset - 1:,}, which the group has read"
@@ -276,23 +293,21 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
         SourceError: The query failed.
     """
     right = f"DESCRIBE on the group {settings.group_id} and the topics {', '.join(settings.topics)}"
-    with translate_errors(settings, f"group {settings.group_id} cannot be examined", right):
-        admin, errors = _open_admin(settings)
-        with errors.explaining(settings, admin.poll):
-            offsets = read_offsets(admin, settings, settings.topics, _CALL_S, is_stable=False)
-            (future,) = admin.describe_consumer_groups([settings.group_id], request_timeout=_CALL_S).values()
-            group = future.result(_CALL_S)
-            firsts: dict[Partition, int] = {}
-            if until is not None:
-                spec = OffsetSpec.for_timestamp(int(until * 1000))
-                firsts = offsets_at(admin, [TopicPartition(*key) for key in offsets], spec, _CALL_S)
+    with _admin(settings, f"group {settings.group_id}", right) as admin:
+        offsets = read_offsets(admin, settings, settings.topics, _CALL_S, is_stable=False)
+        (future,) = admin.describe_consumer_groups([settings.group_id], request_timeout=_CALL_S).values()
+        group = future.result(_CALL_S)
+        firsts: dict[Partition, int] = {}
+        if until is not None:
+            led = [key for key, partition in offsets.items() if partition.topic_id]
+            firsts = _offsets_since(until, admin, led)
     dead_letters, problem = _count_letters(settings)
     states = [_partition_state(partition, settings, at) for partition in offsets.values()]
     states.sort(key=lambda state: (-state.lag_records, state.topic, state.partition))
     late = [
         f"{state.topic}/{state.partition}"
         for state in states
-        if until is not None and not _is_settled(state, until, firsts[state.topic, state.partition])
+        if until is not None and not _is_settled(state, until, firsts.get((state.topic, state.partition), -1))
     ]
     is_empty = group.state in {ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD}
     return GroupStatus(
@@ -313,13 +328,23 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
     )
 
 
-def _open_admin(settings: KafkaSettings) -> tuple[AdminClient, ConnectionErrors]:
+@contextmanager
+def _admin(settings: KafkaSettings, subject: str, right: str = "") -> Iterator[AdminClient]:
+    """Yield a client to examine a subject; errors as for `translate_errors`."""
     errors = ConnectionErrors()
-    return AdminClient(client_properties(settings, on_error=errors)), errors
+    with translate_errors(settings, f"{subject} cannot be examined", right):
+        admin = AdminClient(client_properties(settings, on_error=errors))
+        with errors.explaining(settings, admin.poll):
+            yield admin
+
+
+def _offsets_since(time_s: float, admin: AdminClient, partitions: Iterable[Partition]) -> dict[Partition, int]:
+    """Return the first offsets from a time on; -1 = none."""
+    spec = OffsetSpec.for_timestamp(int(1000 * time_s))
+    return offsets_at(admin, [TopicPartition(*key) for key in partitions], spec, _CALL_S)
 
 
 def _describe_member(member: MemberDescription) -> str:
-    """Return the name and the address of a member."""
     name = member.group_instance_id or member.member_id.rpartition("-")[2]
     return f"{name} at {member.host.lstrip('/')}"
 
@@ -336,15 +361,16 @@ def _count_letters(settings: KafkaSettings) -> tuple[int | None, str]:
 
 def _partition_state(offsets: PartitionOffsets, settings: KafkaSettings, at: float) -> PartitionState:
     start = start_of(offsets, settings)
-    position = max(offsets.low, start.offset if offsets.committed is None else offsets.committed)
+    committed = offsets.committed if offsets.metadata.topic_id or not offsets.topic_id else None  # by another program
+    position = max(offsets.low, start.offset if committed is None else committed)
     # Without an offset, it is open where reading begins, so what is there may be unsettled.
-    is_begun = offsets.committed is not None or offsets.low >= offsets.end
+    is_begun = committed is not None or offsets.low >= offsets.end
     is_at_end = is_begun and position >= offsets.end and not start.gap
     where = f"{offsets.topic}/{offsets.partition}"
     return PartitionState(
         topic=offsets.topic,
         partition=offsets.partition,
-        offset=offsets.committed,
+        offset=committed,
         end=offsets.end,
         lag_records=max(0, offsets.end - position),
         delivered_until=at if is_at_end else None if start.gap else offsets.metadata.settled_until,
@@ -395,16 +421,16 @@ class Selection(Struct, kw_only=True):
 
     def ranges(self, kafka: KafkaSettings) -> dict[Partition, range]:
         """Query the offsets up to the current end; raise `SourceError` if the selection does not exist."""
-        with translate_errors(kafka, f"{', '.join(kafka.topics)} cannot be examined"):
-            admin, errors = _open_admin(kafka)
-            with errors.explaining(kafka, admin.poll):
-                offsets = read_offsets(admin, kafka, kafka.topics, _CALL_S, is_stable=False, are_arguments=True)
+        with _admin(kafka, ", ".join(kafka.topics)) as admin:
+            offsets = read_offsets(admin, kafka, kafka.topics, _CALL_S, is_stable=False, are_arguments=True)
+            for partition in offsets.values():
+                if not partition.topic_id:
+                    raise SourceError(start_of(partition, kafka).gap)
 
             def offsets_from(time_s: float | None, bounds: Mapping[Partition, int]) -> Mapping[Partition, int]:
                 if time_s is None:
                     return bounds
-                spec = OffsetSpec.for_timestamp(int(1000 * time_s))
-                found = offsets_at(admin, [TopicPartition(*key) for key in offsets], spec, _CALL_S)
+                found = _offsets_since(time_s, admin, offsets)
                 return {key: offsets[key].end if offset < 0 else offset for key, offset in found.items()}
 
             firsts = offsets_from(self.since_s, {key: partition.low for key, partition in offsets.items()})

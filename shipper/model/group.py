@@ -50,8 +50,6 @@ class GroupState(Struct, frozen=True, kw_only=True):
         tombstones_skipped: Skipped messages without a value, see `input.kafka.tombstones`.
         unreachable_records: Records that were gone before they were read; reading continued after them.
         transactions: Number of transactions `committed`, `aborted` and `in_doubt` (outcome unknown).
-        transaction_seconds: Total duration of committed transactions.
-        broker_errors: Counts by name of the error.
         last_rebalance, last_rebalance_at: A description, and seconds since the epoch; empty and None before the first.
         obstacles: Reasons why nothing, or not everything, is read.
     """

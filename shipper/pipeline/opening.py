@@ -28,12 +28,7 @@ log = structlog.get_logger("pipeline")
 
 
 class OpenState(NamedTuple):
-    """
-    A state directory locked by this process.
-
-    Attributes:
-        stuck: The places where earlier processes got stuck.
-    """
+    """A state directory locked by this process; `stuck` has the places where earlier processes got stuck."""
 
     directory: Path
     store: Store

@@ -98,13 +98,9 @@ class Settlement:
         give_up_after_s: How long to retry saving; None = indefinitely.
 
     Attributes:
-        acks: The open spans, and the counts of this run.
         answers: Number of answers that settled something.
-        is_stopping: Reading has ended.
         has_skipped_chunks: A chunk was skipped, so all later ones must be skipped, too.
         blockage: What blocks saving; None = nothing does.
-        commits: Number of transactions.
-        settled_bytes: Saved bytes of all inputs.
         handed_over: Records of abandoned streams that were read and not settled.
     """
 
@@ -250,7 +246,7 @@ class Settlement:
         """Log the first few duplicates."""
         self._duplicates_logged += 1
         if self._duplicates_logged <= _DUPLICATES_LOGGED:
-            log.info("duplicate_skipped", event_id=event_id, path=stream.shown_path, offset=offset)
+            log.info("duplicate_skipped", event_id=event_id, path=stream.shown_path, **stream.position_fields(offset))
 
     def _accept(self, batch: Batch) -> None:
         if batch.parts[0][0].stream.kind == "replay":

@@ -23,13 +23,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shipper.model import wire
-from shipper.model.errors import ConfigError, StateError
+from shipper.model.errors import StateError
 from shipper.report.changes import Change, diff, is_restated
 from shipper.report.content import content_hash
 from shipper.report.document import FetchedReport, read_report
 from shipper.report.ranges import DateRange, Part
 from shipper.state import sqlite
-from shipper.state.directory import why_unusable
+from shipper.state.directory import make_private
 
 FILE_NAME: Final = "reports.db"
 SCHEMA_VERSION: Final = 1
@@ -342,19 +342,13 @@ def latest_fetch(directory: Path) -> LatestFetch | None:
 
 def _translate_errors(path: Path) -> AbstractContextManager[None]:
     return sqlite.translate_errors(
-        path,
-        if_moved="its versions are then not shown, and new versions are stored in a new file",
+        path, if_moved="its versions are then not shown, and new versions are stored in a new file"
     )
 
 
 def _open(directory: Path) -> sqlite3.Connection:
     """Open the database; create it (0600) and the directory (0700) if missing."""
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if directory.stat().st_mode & 0o077:
-            directory.chmod(0o700)
-    except OSError as error:
-        raise ConfigError(why_unusable(directory, error), key="state.directory") from error
+    make_private(directory)
     path = directory / FILE_NAME
     with _translate_errors(path), _exclusive(directory):
         sqlite.check_files(path)

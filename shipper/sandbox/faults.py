@@ -65,6 +65,7 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     every: Annotated[int, Meta(ge=1)] = 1  # match every n-th request
     probability: Annotated[float, Meta(gt=0, le=1)] = 1.0  # applies once all other conditions match
     times: Annotated[int, Meta(ge=1)] | None = None  # at most
+    when: When = "before"
 
     def __post_init__(self) -> None:
         ranges(self.requests)
@@ -76,32 +77,24 @@ class Status(Fault, frozen=True, tag="status"):
     status: Annotated[int, Meta(ge=200, le=599)]
     message: str = "The sandbox was configured to give this answer."
     retry_after: Annotated[str, Meta(pattern=r"^[ -~]*\Z", max_length=100)] = ""
-    when: When = "before"
 
 
 class Html(Fault, frozen=True, tag="html"):
     """Answer 200 with an HTML page, like a proxy that requires a login."""
-
-    when: When = "before"
 
 
 class Delay(Fault, frozen=True, tag="delay"):
     """Wait, then continue normally."""
 
     seconds: Seconds
-    when: When = "before"
 
 
 class Hang(Fault, frozen=True, tag="hang"):
     """Never answer; wait until the client disconnects."""
 
-    when: When = "before"
-
 
 class Reset(Fault, frozen=True, tag="reset"):
     """Reset the connection."""
-
-    when: When = "before"
 
 
 class Truncate(Fault, frozen=True, tag="truncate"):

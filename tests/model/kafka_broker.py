@@ -251,7 +251,7 @@ class TinyAdmin:
         self.broker = broker
 
     def describe_topics(self, topics: object, **_: object) -> dict[str, Future[Any]]:
-        numbers = [SimpleNamespace(id=number) for number in range(len(self.broker.logs))]
+        numbers = [SimpleNamespace(id=number, leader=1) for number in range(len(self.broker.logs))]
         return {TOPIC: _done(SimpleNamespace(topic_id=TOPIC_ID, partitions=numbers, authorized_operations=None))}
 
     def list_offsets(

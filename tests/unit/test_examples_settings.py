@@ -78,7 +78,8 @@ def test_the_admin_address_of_a_pod_is_open_only_to_scrapes(path: Path, tmp_path
     assert named.keys() == ports.keys(), "what no rule names is closed"
     listen = settings_of(path, tmp_path).admin.listen
     for name, sources in named.items():
-        assert bool(sources) == listen.endswith(f":{ports[name]}"), name
+        assert bool(sources) == listen.endswith(f":{ports[name]}") == (name == "shipper-admin"), name
+        assert not sources or f"regex: {name}\n" in (CONFIG / "prometheus/prometheus.yml").read_text()
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from shipper.config.settings import KafkaSettings
+from shipper.cli.common import state_on_disk
+from shipper.config.settings import InputSettings, KafkaSettings, Settings
 from shipper.kafka.client import error_of, flush
 from shipper.kafka.documents import Document
 from shipper.kafka.view import GroupView
-from shipper.model.errors import StateInUseError
+from shipper.model.errors import StateError, StateInUseError, StateUnwritableError
+from shipper.state.letters import EVERYTHING, open_letters
+
+SETTINGS = KafkaSettings(brokers=("127.0.0.1:1",), topics=("t",), group_id="g", security="plaintext")
 
 
 class FailingProducer:
@@ -28,6 +34,23 @@ def test_a_failure_of_the_client_is_a_fatal_error_also_if_its_reason_is_lost():
         with pytest.raises(KafkaException) as raised:
             flush(FailingProducer(cause), 1.0)  # type: ignore[arg-type]
         assert (error_of(raised.value).code(), error_of(raised.value).fatal()) == (code, True)
+
+
+def letter(first_at: int, partition: int, offset: int) -> Document:
+    fields = {"offset": offset, "rule": "ip", "message": "bad", "status": 0, "delivery": "invalid", "attempts": 0}
+    fields |= {"first_at": first_at, "topic": "t", "partition": partition, "group": "g"}
+    headers = [(f"shipper.{name}", str(value).encode()) for name, value in fields.items()]
+    return Document(f"id/{partition}/{offset}", b"{}", headers)
+
+
+def test_letters_are_ordered_by_time_and_position(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    written = [letter(2, 0, 7), letter(2, 1, 5), letter(1, 0, 11), letter(2, 0, 9), letter(1, 0, 10), letter(2, 0, 8)]
+    tables = {SETTINGS.letters: written, SETTINGS.ledger: []}
+    monkeypatch.setattr("shipper.kafka.view.read_table", lambda _, topic, **__: tables[topic])
+    GroupView(SETTINGS, tmp_path)
+    with closing(open_letters(tmp_path)) as letters:
+        newest = [(one.first_at, one.path, one.start_offset) for one in letters.newest(EVERYTHING, 5)]
+    assert newest == [(2, "t/1", 5), (2, "t/0", 9), (2, "t/0", 8), (2, "t/0", 7), (1, "t/0", 11)]
 
 
 class FencedProducer:
@@ -52,8 +75,7 @@ class FencedProducer:
 def test_a_replay_that_is_ended_while_it_writes_says_that_another_one_has_started(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("shipper.kafka.view.read_table", lambda *_, **__: [])
     monkeypatch.setattr(GroupView, "_copy", lambda *_: None)
-    settings = KafkaSettings(brokers=("127.0.0.1:1",), topics=("t",), group_id="g", security="plaintext")
-    view = GroupView(settings, None)  # type: ignore[arg-type]  # not used here
+    view = GroupView(SETTINGS, None)  # type: ignore[arg-type]  # not used here
     view._producer = FencedProducer(view)  # type: ignore[assignment]
     view._letters = {(1, 2): Document("k", b"v")}
 
@@ -62,3 +84,13 @@ def test_a_replay_that_is_ended_while_it_writes_says_that_another_one_has_starte
 
     with pytest.raises(StateInUseError, match="another replay or purge of group g has started"):
         view.delete([Letter()])  # type: ignore[list-item]
+
+
+def test_a_copy_without_room_says_how_to_make_some(monkeypatch: pytest.MonkeyPatch):
+    def copy(*_: object, **__: object) -> None:
+        raise StateUnwritableError("full") from OSError("database or disk is full")
+
+    monkeypatch.setattr("shipper.kafka.view.GroupView", copy)
+    kafka = Settings(input=InputSettings(kafka=SETTINGS))
+    with pytest.raises(StateError, match=r"full\); make room there, or .* TMPDIR"), state_on_disk(kafka):
+        pass

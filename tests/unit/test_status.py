@@ -440,6 +440,8 @@ def test_a_group_that_is_behind_says_where_to_look_or_what_to_start():
     start = "no member is running; to start one: shipper run"
     assert group_lines(replace(late, members=0))[1:3] == [group.replace("stable, 2", "stable, 0"), start]
     assert start not in group_lines(usual)
+    advice = "dead letters: 1 kept; list them with: shipper dead-letters list --config a.toml"
+    assert advice in group_lines(replace(usual, dead_letters=1), " --config a.toml")
     assert start not in group_lines(replace(usual, members=0, partitions=[replace(partition, lag_records=0)]))
 
 

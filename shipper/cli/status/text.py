@@ -277,7 +277,7 @@ def _unmatched_lines(snapshot: Snapshot) -> list[str]:
 # A consumer group -------------------------------------------------------------------------------------------------
 
 
-def group_lines(snapshot: GroupStatus) -> list[str]:
+def group_lines(snapshot: GroupStatus, options: str = "") -> list[str]:
     """Return whether everything up to the requested time is settled, and the progress of every partition."""
     lines = []
     letters = f", except {several(snapshot.dead_letters, 'dead letter')}" if snapshot.dead_letters else ""
@@ -303,7 +303,7 @@ def group_lines(snapshot: GroupStatus) -> list[str]:
     if snapshot.dead_letters is None:
         lines.append(snapshot.problem)
     else:
-        how = "; list them with: shipper dead-letters list" if snapshot.dead_letters else ""
+        how = f"; list them with: shipper dead-letters list{options}" if snapshot.dead_letters else ""
         lines.append(f"dead letters: {snapshot.dead_letters:,} kept{how}")
     rows = [["Partition", "Settled to", "End", "Lag", "Delivered until", "Member"]]
     for item in snapshot.partitions:
