@@ -133,6 +133,9 @@ class FakeService:
         """The EventIds of the stored bodies, or of `bodies`, in order and with repeats."""
         return [event["EventId"] for body in (self.stored if bodies is None else bodies) for event in events_of(body)]
 
+    def holds(self, ids: Iterable[str]) -> bool:
+        return set(ids) <= set(self.event_ids())
+
     # Called by the handlers in their threads-------------------------------------------------------------------------
 
     def arrived(self, headers: Message, body: bytes) -> Reply:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,9 @@ import trustme
 
 from tests.certificates import asking, context_of, demanding
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Result, Running, Shipper, Target
+from tests.e2e.driver import Shipper, Target
 from tests.e2e.fake_service import HANG, FakeService, Reply
+from tests.e2e.surroundings import site_of
 from tests.servers import Origin
 
 ONE_SENDER = {
@@ -26,26 +26,6 @@ ONE_SENDER = {
     "batch.linger_seconds": 0,
 }
 KEYS = ("fake-subscription-key", "fake-token")
-
-
-class Pipe:
-    """A `shipper pipe` that is fed in steps."""
-
-    def __init__(self, shipper: Shipper, sample: Sample, settings: dict[str, object], **options: object) -> None:
-        self.running: Running = shipper.start(
-            "pipe", "--summary", "json", stdin=subprocess.PIPE, settings=settings, **options
-        )
-        self._sample = sample
-        self.fed = 0
-
-    def feed(self, count: int = 10) -> None:
-        self.running.stdin.write(b"".join(self._sample.lines[self.fed : self.fed + count]))
-        self.running.stdin.flush()
-        self.fed += count
-
-    def finish(self) -> Result:
-        self.running.stdin.close()
-        return self.running.finish()
 
 
 # The service moves ----------------------------------------------------------------------------------------------------
@@ -95,10 +75,8 @@ class Move:
 
 @pytest.fixture
 def move(shipper: Shipper, fake: FakeService, tmp_path: Path) -> Iterator[Move]:
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(SITE)
     port = urlsplit(fake.target.base_url).port
-    env = {"PYTHONPATH": str(tmp_path / "site"), "TEST_HOSTS": str(tmp_path / "hosts")}
+    env = {**site_of(tmp_path, SITE), "TEST_HOSTS": str(tmp_path / "hosts")}
     with FakeService(port, host="127.0.0.2") as new:
         move = Move(fake, new, tmp_path / "hosts", env)
         move.point_to(fake)
@@ -118,31 +96,32 @@ def test_everything_is_delivered_to_a_service_that_moves_and_connections_are_kep
         "delivery.read_timeout_seconds": 0.5 if old_reply is HANG else 60,
     }
     move.hosts.write_text("intake.test nowhere\n")
-    pipe = Pipe(shipper, sample, settings, env=move.env)
-    pipe.feed()
-    pipe.running.wait_for('"reason":"unknown_host"')
-    pipe.running.wait_for("was not found: Name or service not known")
-    assert "the host of http://intake.test:" in pipe.running.stderr
+    parts = [sample.lines[start : start + 10] for start in range(0, 50, 10)]
+    running = shipper.open_pipe(*parts.pop(0), settings=settings, env=move.env)
+    running.wait_for('"reason":"unknown_host"')
+    running.wait_for("was not found: Name or service not known")
+    assert "the host of http://intake.test:" in running.stderr
     move.point_to(move.old)
-    pipe.running.wait_until(lambda: move.old.answered == 1, "the old address is used")
+    running.wait_until(lambda: move.old.answered == 1, "the old address is used")
     if old_reply is HANG:
         move.point_to(move.new)
-        pipe.feed()
-        pipe.running.wait_until(lambda: move.old.answered == 2, "a working connection below the maximum age is kept")
+        running.feed(*parts.pop(0))
+        running.wait_until(lambda: move.old.answered == 2, "a working connection below the maximum age is kept")
     kept = move.old.answered
     move.old.default = old_reply
-    pipe.feed()
-    pipe.running.wait_until(lambda: move.old.requests > kept, "the old address receives the next batch")
+    running.feed(*parts.pop(0))
+    running.wait_until(lambda: move.old.requests > kept, "the old address receives the next batch")
     move.point_to(move.new)
-    pipe.running.wait_until(lambda: move.new.answered == 1, "the new address is used")
+    running.wait_until(lambda: move.new.answered == 1, "the new address is used")
     asked = move.old.requests
-    pipe.feed()
-    pipe.running.wait_until(lambda: move.new.answered == 2, "the next batch is accepted")
-    result = pipe.finish()
-    assert (result.returncode, result.counts()) == (0, (pipe.fed, pipe.fed, 0, 0, 0))
+    running.feed(*parts.pop(0))
+    running.wait_until(lambda: move.new.answered == 2, "the next batch is accepted")
+    result = running.end_input()
+    fed = 50 - 10 * len(parts)
+    assert (result.returncode, result.counts()) == (0, (fed, fed, 0, 0, 0))
     assert move.old.requests == asked, "the old address was used again"
     assert move.old.event_ids() == sample.ids[: 10 * kept]
-    assert move.new.event_ids() == sample.ids[10 * kept : pipe.fed]
+    assert move.new.event_ids() == sample.ids[10 * kept : fed]
 
 
 # TLS ------------------------------------------------------------------------------------------------------------------
@@ -155,19 +134,10 @@ def origin(authority: trustme.CA) -> Iterator[Origin]:
         yield origin
 
 
-@pytest.fixture
-def file(shipper: Shipper, sample: Sample) -> Path:
-    path = shipper.folder / "events.ndjson"
-    path.write_bytes(b"".join(sample.lines[:30]))
-    return path
-
-
 def test_an_unusable_certificate_file_ends_the_command_at_startup(shipper: Shipper, origin: Origin, file: Path):
     shipper.target = Target(origin.url, *KEYS)
     result = shipper.run("backfill", file, settings={"intake.client_certificate": file})
-    assert result.returncode == 2
-    assert "client_certificate" in result.stderr
-    assert str(file) in result.stderr
+    result.assert_ended(2, "client_certificate", str(file))
     assert origin.accepted == 0
 
 
@@ -177,26 +147,15 @@ def test_a_client_certificate_is_sent_to_the_service_but_not_to_the_token_endpoi
     token = b'{"token_type":"Bearer","expires_in":3600,"access_token":"the-token"}'
     granted = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(token) + token
     with Origin(granted, context=asking(context_of(authority, "127.0.0.1"), authority)) as endpoint:
-        shipper.config.write_text(
-            f"""
-            [intake]
-            base_url = "{origin.url}"
-            subscription_key = {{ env = "INTAKE_KEY" }}
-            ca_bundle = "{ca}"
-            client_certificate = "{client.one}"
-            [intake.oauth2]
-            token_url = "{endpoint.url}/token"
-            client_id = "shipper"
-            client_secret = {{ env = "CLIENT_SECRET" }}
-            [state]
-            directory = "{shipper.state}"
-            """
-        )
+        secret = {"env": "CLIENT_SECRET"}
+        shipper.use_oauth2(token_url=f"{endpoint.url}/token", client_id="shipper", client_secret=secret)
         shipper.target = Target(origin.url, *KEYS)
-        result = shipper.backfill(file, env={"CLIENT_SECRET": "the-client-secret"})
+        settings = {"intake.ca_bundle": ca, "intake.client_certificate": client.one}
+        options = {"settings": settings, "env": {"CLIENT_SECRET": "the-client-secret"}}
+        result = shipper.backfill(file, **options)
         asked = len(endpoint.requests)
-        check = shipper.run("check", "--online", env={"CLIENT_SECRET": "the-client-secret"})
-    assert (result.returncode, result.counts()) == (0, (30, 30, 0, 0, 0)), result.stderr
+        check = shipper.run("check", "--online", **options)
+    assert (result.returncode, result.counts()) == (0, (300, 300, 0, 0, 0)), result.stderr
     assert check.returncode == 0, check.stdout
     assert asked > 0
     assert len(endpoint.clients) > asked, "`check` contacts the endpoint, too"
