@@ -16,9 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from tests.e2e.driver import QUICK, Result, Running, Service, Shipper, wait_until
+from tests.tools import tool
 
 if TYPE_CHECKING:  # imports this module
     from tests.e2e.conftest import Sample
@@ -88,8 +87,7 @@ def where_permissions_hold() -> list[str]:
     """Return a command prefix under which file permissions apply to root, too."""
     if os.geteuid() != 0:
         return []
-    if not shutil.which("setpriv"):
-        pytest.skip("file permissions do not apply to root, and setpriv is not installed")
+    tool("setpriv")
     capabilities = "-dac_override,-dac_read_search"
     return ["setpriv", "--bounding-set", capabilities, "--inh-caps", capabilities, "--"]
 

@@ -12,7 +12,6 @@ import os
 import pty
 import re
 import resource
-import shutil
 import socket
 import struct
 import subprocess
@@ -29,6 +28,7 @@ import pytest
 
 from tests.e2e.driver import Running, Shipper, wait_until
 from tests.e2e.fake_service import RESET, FakeService, Reply, is_peer_gone
+from tests.tools import tool
 
 # Disks ------------------------------------------------------------------------------------------------------------
 
@@ -66,7 +66,7 @@ def small_disk(path: Path, size_bytes: int) -> Iterator[SmallDisk]:
     """Mount a disk of this size at a new folder; for root only."""
     path.mkdir(mode=0o700)
     options = f"size={size_bytes},mode=0700"
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "shipper-test", path], capture_output=True)
+    mounted = subprocess.run([tool("mount"), "-t", "tmpfs", "-o", options, "shipper-test", path], capture_output=True)
     if mounted.returncode:
         path.rmdir()
         pytest.skip(f"cannot mount a small disk here: {mounted.stderr.decode().strip()}")
@@ -105,9 +105,7 @@ def read_only_state(running: Running) -> Iterator[None]:
 
     The kernel refuses a real read-only remount while files are open for writing.
     """
-    if not shutil.which("strace"):
-        pytest.skip("strace is not installed")
-    command = ["strace", "-f", "-p", str(running.pid), "-o", "/dev/null"]
+    command = [tool("strace"), "-f", "-p", str(running.pid), "-o", "/dev/null"]
     command += ["-e", "trace=pwrite64", "-e", "inject=pwrite64:error=EROFS"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as tracer:
         try:

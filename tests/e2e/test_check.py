@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
-import shutil
 import subprocess
 from email.message import Message
 
@@ -15,6 +13,7 @@ import pytest
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import SHIPPER, Service, Shipper
 from tests.e2e.fake_service import FakeService
+from tests.e2e.files import where_permissions_hold
 from tests.e2e.surroundings import Terminal
 
 WRONG = "c0ffee.wrong.secret"
@@ -91,11 +90,7 @@ def test_the_process_that_holds_the_state_directory_is_named(shipper: Shipper):
 
 
 def test_missing_file_permissions_are_reported(shipper: Shipper):
-    prefix: list[str] = []
-    if not os.geteuid():
-        if not shutil.which("setpriv"):
-            pytest.skip("setpriv is not installed")
-        prefix = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--"]
+    prefix = where_permissions_hold()
     shipper.state.mkdir(mode=0o500)
     closed = shipper.folder / "closed.ndjson"
     closed.touch(mode=0o000)

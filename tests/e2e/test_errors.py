@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -61,7 +60,6 @@ def test_a_named_pipe_is_refused_without_waiting_for_a_writer(shipper: Shipper, 
     assert "fifo.ndjson" in result.stderr
 
 
-@pytest.mark.skipif(not shutil.which("prlimit"), reason="prlimit is not installed")
 def test_a_file_size_limit_is_reported_at_startup_and_nothing_is_lost(
     shipper: Shipper, service: Service, sample: Sample, file: Path
 ):

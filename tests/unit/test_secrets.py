@@ -123,9 +123,9 @@ async def test_an_error_for_a_credential_outside_its_unit_tells_how_to_run_a_com
 
 async def test_a_hung_command_is_killed_with_its_children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(secrets, "COMMAND_LIMIT_S", 0.5)
-    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo := tmp_path / "fifo")
     # Both the shell and its child hold the pipe open for writing: its end tells that both are gone.
-    assert "sh did not end within 0.5 s" in await refused(script(f"mkfifo {fifo}; exec 3<>{fifo}; sleep 1000; true"))
+    assert "sh did not end within 0.5 s" in await refused(script(f"exec 3<>{fifo}; sleep 1000; true"))
     with anyio.fail_after(20):
         while _has_writer(fifo):
             await anyio.sleep(0.01)
@@ -135,8 +135,8 @@ async def test_a_hung_command_is_killed_with_its_children(monkeypatch: pytest.Mo
 async def test_processes_left_by_a_command_are_killed(output: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Also after the command itself has ended, so that its process id is nobody's any more."""
     monkeypatch.setattr(secrets, "COMMAND_LIMIT_S", 0.5)
-    fifo = tmp_path / "fifo"
-    left = script(f"mkfifo {fifo}; exec 3<>{fifo}; sleep 1000 {output} & echo secret")
+    os.mkfifo(fifo := tmp_path / "fifo")
+    left = script(f"exec 3<>{fifo}; sleep 1000 {output} & echo secret")
     if output:
         assert await fetch_secret(left, key="k") == "secret"
     else:
@@ -173,13 +173,13 @@ def _has_writer(fifo: Path) -> bool:
 
 @pytest.mark.parametrize("is_started", [False, True], ids=["while it starts", "while it runs"])
 async def test_a_cancelled_command_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_started: bool):
-    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo := tmp_path / "fifo")
     runs = anyio.Event()
     open_process = anyio.open_process
 
     async def opened(*arguments: Any, **options: Any) -> anyio.abc.Process:
         process = await open_process(*arguments, **options)
-        while not (fifo.exists() and _has_writer(fifo)):
+        while not _has_writer(fifo):
             await anyio.sleep(0.01)
         runs.set()
         if not is_started:
@@ -190,7 +190,7 @@ async def test_a_cancelled_command_is_killed(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(anyio, "open_process", opened)
     with anyio.fail_after(20):
         async with anyio.create_task_group() as group:
-            group.start_soon(lambda: fetch_secret(script(f"mkfifo {fifo}; exec 3<>{fifo}; sleep 1000; true"), key="k"))
+            group.start_soon(lambda: fetch_secret(script(f"exec 3<>{fifo}; sleep 1000; true"), key="k"))
             await runs.wait()
             group.cancel_scope.cancel()
         while _has_writer(fifo):
