@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from email.message import Message
 from pathlib import Path
@@ -70,18 +69,6 @@ def test_a_request_is_retried_with_the_same_bytes_after_a_transient_failure(
     assert {name for name, count in stored.items() if count > 1} == set(sample.ids[:100])
     # The backoff would be a fiftieth of the wait requested by the last answer.
     assert fake.arrived_at[failures] - fake.arrived_at[failures - 1] >= 1
-
-
-def test_an_error_sent_before_the_body_was_read_is_handled_like_any_other(
-    shipper: Shipper, fake: FakeService, sample: Sample
-):
-    fake.plan(Reply(fault="early"), Reply(fault="early"))
-    file = shipper.write("events.ndjson", *sample.lines[:20_000])
-    settings = {**ONE_SENDER, "batch.max_events": 20_000, "batch.max_bytes": 10_000_000}
-    result = shipper.backfill(file, settings=settings)
-    assert (result.returncode, result.counts()) == (0, (20_000, 20_000, 0, 0, 0))
-    assert result.summary["retries"] == 2
-    assert Counter(fake.event_ids()) == Counter(sample.ids[:20_000])
 
 
 REFUSALS = [
@@ -175,21 +162,6 @@ def test_records_stay_pending_while_the_service_refuses_them_and_after_a_long_re
     fake.default = Reply()
     assert shipper.backfill(file).counts() == (100, 100, 0, 0, 0)
     assert Counter(fake.event_ids()) == Counter(sample.ids[:300])
-
-
-def test_sigterm_during_a_backoff_retries_once_and_ends_in_time(shipper: Shipper, fake: FakeService, file: Path):
-    fake.default = Reply(status=503, headers={"Retry-After": "86400"})
-    settings = {**ONE_SENDER, "delivery.drain_timeout_seconds": 1.2}
-    running = shipper.start("backfill", file, "--summary", "json", settings=settings)
-    running.wait_for("retry_scheduled")
-    before = fake.requests
-    started = time.monotonic()
-    result = running.stop(limit_s=15)
-    assert time.monotonic() - started < 10
-    assert fake.requests > before, "it did not retry"
-    assert (result.returncode, result.summary["outcome"]) == (4, "aborted")
-    assert result.counts() == (300, 0, 0, 0, 300)
-    assert_nothing_set_aside(shipper)
 
 
 def test_everything_is_delivered_to_a_service_that_starts_later(shipper: Shipper, sample: Sample, file: Path):

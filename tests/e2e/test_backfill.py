@@ -98,25 +98,6 @@ def test_duplicates_are_counted_and_no_body_contains_an_event_or_a_consumer_twic
     assert held == 1000, "the case did not occur"
 
 
-def test_a_duplicate_in_another_file_is_pending_while_its_event_is_pending(
-    shipper: Shipper, fake: FakeService, sample: Sample
-):
-    """The first record is not accepted when the second is read, and may be refused."""
-    fake.default = HANG
-    for name in ("a", "b"):
-        shipper.write(f"{name}.ndjson", *sample.lines[:20])
-    arguments = ("backfill", "a.ndjson", "b.ndjson", "--summary", "json")
-    settings = {"batch.linger_seconds": 0, "state.commit_interval_seconds": 0.01, "delivery.drain_timeout_seconds": 0.2}
-    running = shipper.start(*arguments, settings=settings)
-    running.wait_until(lambda: fake.requests, "the first file was sent")
-    assert running.stop().counts()[1:4] == (0, 0, 0)
-    assert shipper.read_state().read == 0
-    fake.release()
-    result = shipper.run(*arguments)
-    assert (result.returncode, result.counts()) == (0, (40, 20, 0, 20, 0))
-    assert set(fake.event_ids()) == set(sample.ids[:20])
-
-
 def test_an_oversized_line_takes_no_memory_and_affects_no_other_record(
     shipper: Shipper, service: Service, sample: Sample, tmp_path: Path
 ):

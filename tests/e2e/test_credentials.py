@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -16,10 +17,10 @@ import pytest
 import trustme
 
 from shipper.sandbox.options import CallLimit
-from tests.certificates import context_of
+from tests.certificates import asking, context_of, demanding
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Shipper, Target, changed, sandbox
-from tests.e2e.fake_service import OK, FakeService, Reply
+from tests.e2e.fake_service import FakeService, Reply
 from tests.e2e.files import Tail, log_lines
 from tests.e2e.surroundings import site_of
 from tests.servers import Origin, Proxy
@@ -85,56 +86,6 @@ def test_delivery_waits_without_a_token_until_the_endpoint_works_and_the_client_
     assert_no_loss(shipper, 10)
 
 
-# Replaced tokens -----------------------------------------------------------------------------------------------------
-
-
-class TokenCheck:
-    """Makes the service accept only one token."""
-
-    def __init__(self, fake: FakeService, token: str) -> None:
-        self.token = token
-        self._fake = fake
-        fake.default = self._judge
-
-    def _judge(self) -> Reply:
-        is_good = self._fake.headers[-1]["Authorization"] == f"Bearer {self.token}"
-        return OK if is_good else Reply(status=401, body=b'{"message":"Unauthorized. Access token is invalid."}')
-
-    @property
-    def refused(self) -> int:
-        return self._fake.requests - len(self._fake.stored)
-
-
-def test_a_token_file_replaced_in_time_avoids_refusals_and_one_replaced_late_ends_a_pause(
-    tail: Tail, shipper: Shipper, fake: FakeService
-):
-    tail.service = fake
-    check = TokenCheck(fake, "token-0")
-    file = replace(shipper.folder / "token", "token-0")
-    running = tail.start(settings={**BUSY, "intake.token": f'{{ file = "{file}" }}'})
-    for number in range(1, 3):
-        tail.deliver(10)
-        fake.default = OK  # for a while, both are valid
-        replace(file, f"token-{number}")
-        while fake.headers[-1]["Authorization"] != f"Bearer token-{number}":
-            tail.deliver(1)
-        check = TokenCheck(fake, f"token-{number}")
-    tail.deliver(10)
-    assert check.refused == 0
-
-    check.token = "token-3"
-    tail.append(tail.written, tail.written + 100)
-    running.wait_for("delivery_paused")
-    assert [line["reason"] for line in log_lines(running, "delivery_paused")] == ["token"]
-    refused = check.refused
-    running.wait_until(lambda: check.refused > refused + 3, "it keeps asking")
-    replace(file, "token-3")
-    tail.wait(tail.written)
-    assert running.stop().returncode == 0
-    assert_no_loss(shipper, tail.written)
-    assert len(fake.event_ids()) == tail.written
-
-
 # Subscription keys ----------------------------------------------------------------------------------------------------
 
 
@@ -175,6 +126,33 @@ def test_rotating_one_key_stops_nothing_and_rotating_both_pauses_until_a_key_fil
         assert running.stop().returncode == 0
         assert service.times_received() == dict.fromkeys(tail.ids(tail.written), 1)
     assert_no_loss(shipper, 360)
+
+
+# A client certificate -----------------------------------------------------------------------------------------------
+
+
+def test_a_client_certificate_is_sent_to_the_service_but_not_to_the_token_endpoint(
+    shipper: Shipper, authority: trustme.CA, ca: Path, client: SimpleNamespace, file: Path
+):
+    demands = demanding(context_of(authority, "127.0.0.1"), authority, "1.3")
+    token = b'{"token_type":"Bearer","expires_in":3600,"access_token":"the-token"}'
+    granted = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(token) + token
+    asks = asking(context_of(authority, "127.0.0.1"), authority)
+    with Origin(context=demands) as origin, Origin(granted, context=asks) as endpoint:
+        secret = {"env": "CLIENT_SECRET"}
+        shipper.use_oauth2(token_url=f"{endpoint.url}/token", client_id="shipper", client_secret=secret)
+        shipper.target = Target(origin.url, "fake-subscription-key", "fake-token")
+        settings = {"intake.ca_bundle": ca, "intake.client_certificate": client.one}
+        options = {"settings": settings, "env": {"CLIENT_SECRET": "the-client-secret"}}
+        result = shipper.backfill(file, **options)
+        asked = len(endpoint.requests)
+        check = shipper.run("check", "--online", **options)
+    assert (result.returncode, result.counts()) == (0, (300, 300, 0, 0, 0)), result.stderr
+    assert check.returncode == 0, check.stdout
+    assert asked > 0
+    assert len(endpoint.clients) > asked, "`check` contacts the endpoint, too"
+    assert set(endpoint.clients) == {""}
+    assert set(origin.clients) == {"the-client"}
 
 
 # Never shown ----------------------------------------------------------------------------------------------------------

@@ -164,27 +164,6 @@ def test_backfill_reads_files_by_age_and_files_of_equal_age_by_name(
     assert fake.event_ids() == sample.ids[:200]
 
 
-def test_busy_files_do_not_delay_a_quiet_one(tail: Tail, fake: FakeService):
-    """Two files are long from the start; the quiet one gets a line when the read-ahead of the others is full."""
-    fake.default = HANG
-    tail.append(0, 24_900, "a.busy")
-    tail.append(24_900, 49_800, "b.busy")
-    tail.append(49_800, 49_801, "c.quiet")
-    # Slow enough that the line is noticed long before the busy files have ended.
-    running = tail.start("*", delivery__concurrency=1, delivery__rate_limit_events_per_second=60_000)
-    running.wait_until(lambda: fake.requests, "a first request")
-    tail.append(49_801, 49_802, "c.quiet")
-    fake.release()
-    running.wait_until(lambda: len(fake.event_ids()) >= 49_802, "all events")
-    assert running.stop().returncode == 0
-    arrived = {event_id: number for number, event_id in enumerate(fake.event_ids())}
-    assert sorted(arrived) == sorted(tail.ids(49_802))
-    assert arrived[tail.sample.ids[49_800]] < 10_000
-    assert arrived[tail.sample.ids[49_801]] < 46_000, "it waited for the end of the busy files"
-    of_a = sum(arrived[event_id] < 25_000 for event_id in tail.sample.ids[:24_900])
-    assert 6_000 < of_a < 19_000, "the busy files did not take turns"
-
-
 # How many at once -------------------------------------------------------------------------------------------------
 
 

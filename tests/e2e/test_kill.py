@@ -15,7 +15,6 @@ from statistics import median
 from shipper.sandbox.samples import sample_lines
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper, event_ids, wait_until
-from tests.e2e.fake_service import HANG, FakeService
 from tests.e2e.surroundings import feeding, spooled
 
 KILLS = 6
@@ -197,22 +196,3 @@ def test_pipe_killed_at_random_moments_loses_no_spooled_record(
     service.assert_holds_exactly(sample.ids[: len(lines)])
     letters = Counter(letter.raw for letter in shipper.read_state().dead_letters)
     assert letters <= Counter(torn), "a dead letter that is not the torn end of a spool"
-
-
-def test_an_outstanding_answer_holds_the_checkpoint_back(shipper: Shipper, fake: FakeService, sample: Sample):
-    """Later batches are accepted but not the first: everything from the first on is sent again."""
-    fake.plan(HANG)
-    file = shipper.write("events.ndjson", *sample.lines[:600])
-    settings = {"batch.max_events": 100, "delivery.concurrency": 4, "delivery.drain_timeout_seconds": 0.1}
-    running = shipper.start("backfill", file, "--summary", "json", settings=settings)
-    running.wait_until(lambda: fake.answered == 5, "five batches of six are accepted")
-    stopped = running.stop()  # a stop saves everything that may be saved
-    assert (stopped.returncode, stopped.summary["outcome"]) == (4, "aborted")
-    fake.release()
-    position = sample.ids.index(fake.event_ids(fake.bodies[:1])[0])
-    assert stopped.counts() == (600, position, 0, 0, 600 - position)
-
-    again = shipper.backfill(file, settings=settings)
-    assert again.returncode == 0
-    assert again.counts() == (600 - position, 600 - position, 0, 0, 0)
-    assert set(fake.event_ids(fake.bodies[6:])) == set(sample.ids[position:600])

@@ -11,8 +11,7 @@ from functools import partial
 import pytest
 
 from tests.e2e.driver import Service, Shipper
-from tests.e2e.fake_service import HANG, FakeService
-from tests.e2e.files import Tail, append, log_lines, open_files, warnings_of, where_permissions_hold
+from tests.e2e.files import Tail, append, log_lines, warnings_of, where_permissions_hold
 
 GLOB = "app.ndjson*"
 
@@ -132,42 +131,6 @@ def test_a_file_that_replaces_a_deleted_one_of_its_name_is_read_as_soon_as_the_k
         tail.file.unlink()
         tail.deliver(50)
     tail.stop(200)
-
-
-def test_files_deleted_while_being_read_are_read_to_their_end_and_closed(
-    tail: Tail, shipper: Shipper, fake: FakeService
-):
-    tail.append(0, 10, "app.ndjson.begin")
-    tail.start("app.ndjson.*", delivery__concurrency=1, input__rotate_wait_seconds=0.2)
-    tail.running.wait_until(lambda: len(fake.event_ids()) == 10, "the first events")
-    (tail.folder / "app.ndjson.begin").unlink()
-    tail.running.wait_until(lambda: log_lines(tail.running, "source_closed"), "the first file is closed")
-    baseline = open_files(tail.running)
-    assert baseline, "no file is open"
-
-    fake.default = HANG
-    per_file = 1000
-    for number in range(4):
-        start = 10 + number * per_file
-        tail.append(start, start + per_file - 100, f"app.ndjson.{number}")
-    tail.running.wait_until(lambda: fake.requests > 1, "a request")
-    paths = [tail.folder / f"app.ndjson.{number}" for number in range(4)]
-    tail.running.wait_until(
-        lambda: sum(len(log_lines(tail.running, "source_opened", p)) for p in paths) == 4, "all files are open"
-    )
-    with tail.held():  # data written now cannot have been read before the deletion
-        for number, path in enumerate(paths):
-            end = 10 + (number + 1) * per_file
-            tail.append(end - 100, end, path)
-            path.unlink()
-    fake.release()
-    wanted = tail.ids(10 + 4 * per_file)
-    tail.running.wait_until(lambda: len(fake.event_ids()) >= len(wanted), "all events")
-    tail.running.wait_until(lambda: open_files(tail.running) == baseline, "the descriptors are closed")
-    result = tail.running.stop()
-    assert result.returncode == 0
-    assert sorted(fake.event_ids()) == sorted(wanted)
-    assert shipper.read_state().read == len(wanted)
 
 
 def test_a_temporary_lack_of_permission_is_logged_once_and_loses_nothing(tail: Tail):

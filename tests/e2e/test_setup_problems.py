@@ -97,6 +97,14 @@ def test_an_unknown_host_or_an_untrusted_certificate_ends_a_backfill_soon(
     assert shipper.backfill(file).counts() == (300, 300, 0, 0, 0)
 
 
+def test_an_unusable_certificate_file_ends_the_command_at_startup(shipper: Shipper, file: Path):
+    with Origin() as origin:
+        shipper.target = Target(f"https://127.0.0.1:{origin.port}", "key", "token")
+        result = shipper.run("backfill", file, settings={"intake.client_certificate": file})
+    result.assert_ended(2, "client_certificate", str(file))
+    assert origin.accepted == 0
+
+
 def test_records_read_by_a_pipe_that_is_denied_access_are_delivered_by_the_next_one(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
