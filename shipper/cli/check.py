@@ -37,7 +37,7 @@ from shipper.config.settings import (
     require_endpoint,
     secrets_in,
 )
-from shipper.model.errors import ConfigError
+from shipper.model.errors import ConfigError, StateError
 from shipper.model.version import __version__
 from shipper.system.native import ENGINE
 from shipper.system.permissions import access_problem, describe_ownership
@@ -119,10 +119,11 @@ class _Findings:
         return 0 if not failed else 4 if all(":" in name for name in failed) else 2
 
     def report(self, item: Item) -> None:
+        item = Item(item.result, item.name, plain(item.what))
         self._items.append(item)
         if self._is_json:
             return
-        rest = f"  {item.name:<{self.width}}  {plain(' '.join(item.what.split()))}"
+        rest = f"  {item.name:<{self.width}}  {' '.join(item.what.split())}"
         if sys.stdout.isatty():
             from rich.console import Console
             from rich.text import Text
@@ -175,6 +176,8 @@ def _check_state(settings: Settings) -> Iterator[Item]:
 
     directory = settings.state.directory
     result, message = _check_directory(directory)
+    if result != "fail" and (problem := _store_problem(directory)):
+        result, message = "fail", problem
     yield Item(result, "state.directory", message)
     holder = lock_holder(directory)
     if holder is not None:
@@ -216,6 +219,21 @@ def _check_directory(directory: Path) -> tuple[Result, str]:
     if mode & 0o077:
         return "note", f"{directory} is accessible to other users (mode {mode:04o}); the next start restricts it"
     return "ok", f"{directory} (mode {mode:04o})"
+
+
+def _store_problem(directory: Path) -> str:
+    """Return why the next start would refuse the saved state; empty if it would not."""
+    from shipper.state.schema import check_pages, check_wal, reading
+    from shipper.status.overview import read_overview
+
+    try:
+        read_overview(directory)
+        check_wal(directory / "state.db")
+        with reading(directory) as db:
+            check_pages(db)
+    except StateError as error:
+        return str(error)
+    return ""
 
 
 def _check_files(settings: Settings) -> Iterator[Item]:

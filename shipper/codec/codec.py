@@ -53,11 +53,9 @@ class _Piece(NamedTuple):
     Validated records of a chunk.
 
     Attributes:
-        end: End of the records in the chunk's data.
         lines: The valid records as they are sent; if all lines are valid unchanged, one text.
         starts: Offsets of the valid records in the stream; if all lines are valid unchanged, only the first.
         ends: Ends of the valid records in the stream; empty if all lines are valid unchanged.
-        changes: None if nothing was rewritten.
     """
 
     end: int
@@ -81,7 +79,6 @@ class _Scanned(NamedTuple):
         end: End of the lines in the chunk's data.
         stretches: Runs of ordinary lines: start, end and number of lines.
         others: Start and end of each line that must be validated here.
-        keys, consumer_ids, ledger: Of the ordinary lines.
         repeats: As in `EncodedChunk`, if there are no other lines.
     """
 
@@ -110,12 +107,10 @@ class Codec:
     Args:
         records: Which records are valid, and how they are normalised.
         max_record_bytes: Maximum length of a record, without its newline.
-        window: The known EventIds; None = create a new window.
         on_duplicate: Called with the EventId, the stream and the offset of each duplicate.
 
     Attributes:
         changes: Counts of changes made to records.
-        window: The known EventIds.
     """
 
     def __init__(

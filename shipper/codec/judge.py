@@ -44,9 +44,7 @@ class Records(NamedTuple):
     Nonblank records, one item per record in each list.
 
     Attributes:
-        offsets: Offsets in the stream.
         raws: The original records, without separators.
-        wires: The records as they would be sent.
     """
 
     offsets: list[int]
@@ -101,12 +99,7 @@ class Judge:
         self._types = {field.name: field.type for field in msgspec.structs.fields(event)}
 
     def validate(self, lines: Sequence[bytes], latest: str) -> Columns | None:
-        """
-        Check lines together; return None if any of them is invalid.
-
-        Args:
-            latest: The latest valid Timestamp.
-        """
+        """Check lines together, with times up to `latest`; return None if any of them is invalid."""
         text = b"".join(lines)
         try:
             if self._keeps_unknown:
@@ -199,11 +192,7 @@ def is_future_timestamp(rejection: Rejection) -> bool:
 
 
 def document_in(line: bytes) -> dict[str, Any] | None:
-    """
-    Decode a record; return None if it is not a JSON object.
-
-    A value that Python cannot represent, such as 1e400, stays a `Raw`.
-    """
+    """Decode a record; return None if it is not a JSON object. A value such as 1e400 stays a `Raw`."""
     try:
         line.decode()
         return {name: _value(raw) for name, raw in decode_raw(line).items()}

@@ -88,7 +88,6 @@ class Rewriter:
 
         Args:
             lines: 1..n records without newlines.
-            changes: Updated.
         Returns:
             Lines in the same order; records that need no change or are not JSON objects are unchanged, byte for byte.
         """
@@ -126,7 +125,6 @@ class Rewriter:
 
         Args:
             lines: The original records if they are JSON.
-            columns: Of the wire fields, in order.
             unknown_rows: The rows with unknown fields.
         """
         is_same = [lines is not None and not self.is_mapping] * len(columns[0])

@@ -51,7 +51,6 @@ class Suggestion(NamedTuple):
     A suggested source of a field.
 
     Attributes:
-        path: Empty = no suggestion.
         fit: Share of nonempty values that are valid for the field, from 0 to 1.
         is_by_values: Suggested only by its values, not by its name.
         is_local: The values are times without an offset, and their zone is not known.
@@ -90,7 +89,6 @@ def suggest(
 
     Args:
         documents: Sample records: strings from CSV, or values from JSON.
-        fields: The fields that need a source.
         used: Paths that are sources of other fields.
         assume_timezone: Zone of times without an offset, as for `normalizers`.
     """

@@ -583,12 +583,7 @@ def default_state_directory(environ: Mapping[str, str]) -> Path:
 
 
 def require_endpoint(settings: Settings, section: Literal["intake", "report"]) -> EndpointSettings:
-    """
-    Return an endpoint section that a command needs, with address, key and token.
-
-    Raises:
-        ConfigError: The section or a key is missing; the message shows how to write it.
-    """
+    """Return an endpoint section with address, key and token; raise `ConfigError` if something is missing."""
     endpoint: EndpointSettings | None = getattr(settings, section)
     if endpoint is None:
         raise ConfigError(

@@ -19,10 +19,11 @@ import structlog
 from anyio.from_thread import BlockingPortal
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
+from msgspec.structs import replace
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import KafkaError, describe, error_of
-from shipper.kafka.documents import ledger_offsets
+from shipper.kafka.documents import Metadata, ledger_offsets
 from shipper.kafka.member_status import MemberStatus
 from shipper.kafka.offsets import PartitionOffsets, Start, diverged_at, read_offsets, start_of
 from shipper.kafka.stream import KafkaStream, Partition, Session
@@ -168,14 +169,7 @@ class Assignment:
             self._begin([stream])
 
     def _begin(self, streams: Sequence[KafkaStream]) -> None:
-        """
-        Add partitions to the assignment, and read them from their starts.
-
-        The client checks a leader epoch on a seek and when the leader changes, but not on an assignment.
-
-        Raises:
-            KafkaException: The client does not assign the partitions.
-        """
+        """Assign partitions and seek to their starts, as only a seek makes the client check a leader epoch."""
         checked = [_start_of(stream) for stream in streams if stream.first_epoch >= 0]
         halted = [_start_of(stream) for stream in streams if self.is_paused or stream.is_halted]
         if paused := [*checked, *halted]:
@@ -196,19 +190,10 @@ class Assignment:
 
     def idle_checkpoints(self, streams: Iterable[KafkaStream]) -> list[Checkpoint]:
         """Return checkpoints without records, for the positions that must be saved although nothing is settled."""
-        idle = [stream for stream in streams if stream.is_waiting or stream.is_ahead]
         return [
-            Checkpoint(
-                stream=stream,
-                start_offset=stream.read_offset,
-                end_offset=stream.read_offset,
-                tail=b"",
-                read=0,
-                accepted=0,
-                duplicates=0,
-                rejections=[],
-            )
-            for stream in idle
+            Checkpoint(stream=stream, start_offset=stream.read_offset, end_offset=stream.read_offset)
+            for stream in streams
+            if stream.is_waiting or stream.is_ahead
         ]
 
     def read_saved(self) -> None:
@@ -331,7 +316,7 @@ class Assignment:
         return self._ranges.get((offsets.topic, offsets.partition), range(offsets.high, offsets.high))
 
     def _new_stream(self, offsets: PartitionOffsets, start: Start) -> KafkaStream:
-        is_saved = self._ranges is not None or (offsets.committed_to == offsets.topic_id and not start.gap)
+        is_saved = self._ranges is not None or (offsets.metadata.topic_id == offsets.topic_id and not start.gap)
         stream = KafkaStream(
             stream_id=self._next_stream_id(),
             path=f"{offsets.topic}/{offsets.partition}",
@@ -351,8 +336,8 @@ class Assignment:
             skips_tombstones=self.settings.tombstones == "skip",
         )
         if not start.gap:
-            stream.settled_until, stream.saved_mistakes = offsets.settled_until, dict(offsets.mistakes or {})
-            stream.mistakes = stream.saved_mistakes
+            stream.settled_until = offsets.metadata.settled_until
+            stream.mistakes = stream.saved_mistakes = dict(offsets.metadata.mistakes)
             stream.note_end(offsets.end, self._offsets_read_at)
         if start.is_stopped:
             log.error("partition_stopped", message=start.gap)
@@ -375,11 +360,12 @@ class Assignment:
         if is_missing:
             pass
         elif offsets.topic_id != stream.topic_id:  # the brokers have deleted the group's offset with the old topic
-            offsets = offsets._replace(committed=stream.next_offset, committed_to=stream.topic_id)
+            offsets = offsets._replace(committed=stream.next_offset, metadata=Metadata(stream.topic_id))
             start = start_of(offsets, self.settings)
         elif reset is not None:  # the client has checked the epoch
             at = diverged_at(reset.str())
-            offsets = offsets._replace(diverged_at=at, last=None if at is None else offsets.last)
+            last = None if at is None else offsets.metadata.last
+            offsets = offsets._replace(diverged_at=at, metadata=replace(offsets.metadata, last=last))
             start = start_of(offsets, self.settings)._replace(epoch=-1)
         self.streams[stream.topic_partition] = new = self._new_stream(offsets, start)
         self._status.tombstones_skipped += stream.tombstones_skipped

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
 import anyio
 import structlog
+from confluent_kafka import IsolationLevel, KafkaException, Producer, TopicPartition
 from confluent_kafka import KafkaError as KafkaError
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
 from shipper.config.secrets import Secret, check_secret, fetch_secret, resolve_secret
@@ -79,8 +80,6 @@ def client_properties(settings: KafkaSettings, *, on_error: OnError | None = Non
     """
     Return the properties common to all clients.
 
-    Args:
-        on_error: Called with errors that no call returns.
     Raises:
         ConfigError: The password cannot be fetched, or a TLS file cannot be read.
     """
@@ -191,6 +190,20 @@ retry_transient: Final = retry(
     retry=retry_if_exception(_is_transient), stop=stop_after_delay(5), wait=wait_fixed(0.25), reraise=True
 )
 """Decorator: repeat a call for up to 5 s while the group coordinator is unavailable or a transaction is open."""
+
+
+def offsets_at(
+    admin: AdminClient,
+    partitions: Iterable[TopicPartition],
+    spec: Any,
+    limit_s: float,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+) -> dict[tuple[str, int], int]:
+    """Query the offsets of an `OffsetSpec` by topic and partition, -1 = none."""
+    answers = admin.list_offsets(dict.fromkeys(partitions, spec), isolation_level=isolation, request_timeout=limit_s)
+    return {
+        (partition.topic, partition.partition): future.result(limit_s).offset for partition, future in answers.items()
+    }
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------
@@ -327,12 +340,7 @@ def required_right(settings: KafkaSettings, topic: str) -> str:
 
 
 def describe_refusal(settings: KafkaSettings, error: KafkaError, right: str = "") -> str:
-    """
-    Describe which right is missing; return "" for any other error.
-
-    Args:
-        right: The rights on topics and the group that the call needs, if known.
-    """
+    """Describe the missing right, `right` if it is known; return "" for any other error."""
     group, topics = settings.group_id, (*settings.topics, settings.letters, settings.ledger)
     rights = {
         KafkaError.TOPIC_AUTHORIZATION_FAILED: right or ", ".join(required_right(settings, topic) for topic in topics),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from hashlib import sha256
-from typing import Any, Final, NamedTuple, final
+from typing import Final, NamedTuple, final
 
 import structlog
 from confluent_kafka import Consumer, ConsumerGroupState, IsolationLevel, TopicCollection, TopicPartition
@@ -21,11 +22,12 @@ from shipper.kafka.client import (
     client_properties,
     consumer_properties,
     error_of,
+    offsets_at,
     retry_transient,
     topic_exception,
     translate_errors,
 )
-from shipper.kafka.documents import count_letters, read_metadata
+from shipper.kafka.documents import UNKNOWN, Metadata, count_letters, read_metadata
 from shipper.kafka.stream import Partition, Position
 from shipper.model.errors import SourceError
 from shipper.model.group import PartitionState
@@ -50,14 +52,10 @@ class PartitionOffsets(NamedTuple):
     The offsets of a partition in the brokers.
 
     Attributes:
-        topic_id: The id of the topic that has the name now.
         low, high: Its first offset, and the one after its last record outside open transactions.
         end: The one after its last record, also in or behind an open transaction, which hides it from members.
         committed: The offset of the group, or None.
-        committed_to: The topic id that the committed offset belongs to; empty if shipper did not commit it.
-        settled_until: Everything that was in the partition at this time is settled; None = unknown.
-        last: The position after the last settled message, before the committed offset; None = unknown.
-        mistakes: Consecutive rejections, by rule, right before the committed offset.
+        metadata: What the group has committed with it; `UNKNOWN` if shipper did not commit it.
         diverged_at: The offset from which the log is not the one that was read; None = unknown or nowhere.
         partitions: Number of partitions of the topic.
         initial_partitions: Their number when the group began to read the topic, 0 = unknown; None if it has not begun.
@@ -70,10 +68,7 @@ class PartitionOffsets(NamedTuple):
     high: int
     end: int
     committed: int | None = None
-    committed_to: str = ""
-    settled_until: float | None = None
-    last: Position | None = None
-    mistakes: Mapping[str, int] | None = None
+    metadata: Metadata = UNKNOWN
     diverged_at: int | None = None
     partitions: int = 0
     initial_partitions: int | None = None
@@ -128,13 +123,12 @@ def read_offsets(
     metadata = {key: read_metadata(position.metadata) for key, position in committed.items() if position.offset >= 0}
     initial_partitions: dict[str, int] = {}
     for (name, _), known in metadata.items():
-        number = known.initial_partitions if known else 0
-        initial_partitions[name] = min(number, initial_partitions.get(name, number))
+        initial_partitions[name] = min(known.initial_partitions, initial_partitions.get(name, sys.maxsize))
     lows, ends = (offsets_at(admin, partitions, spec, limit_s) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
     highs = offsets_at(admin, partitions, OffsetSpec.latest(), limit_s, IsolationLevel.READ_COMMITTED)
     offsets = {}
     for key, position in committed.items():
-        topic, known = topics_by_name[key[0]], metadata.get(key)
+        topic = topics_by_name[key[0]]
         offsets[key] = PartitionOffsets(
             *key,
             topic_id=str(topic.topic_id),
@@ -142,10 +136,7 @@ def read_offsets(
             high=highs[key],
             end=max(ends[key], highs[key]),
             committed=position.offset if position.offset >= 0 else None,
-            committed_to=known.topic_id if known else "",
-            settled_until=known.settled_until if known else None,
-            last=known.last if known else None,
-            mistakes=known.mistakes if known else None,
+            metadata=metadata.get(key, UNKNOWN),
             partitions=len(topic.partitions),
             initial_partitions=initial_partitions.get(key[0]),
         )
@@ -171,20 +162,6 @@ def committed_offsets(
     return {(position.topic, position.partition): position for position in committed}
 
 
-def offsets_at(
-    admin: AdminClient,
-    partitions: Iterable[TopicPartition],
-    spec: Any,
-    limit_s: float,
-    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
-) -> dict[Partition, int]:
-    """Query the offsets of an `OffsetSpec`, -1 = none."""
-    answers = admin.list_offsets(dict.fromkeys(partitions, spec), isolation_level=isolation, request_timeout=limit_s)
-    return {
-        (partition.topic, partition.partition): future.result(limit_s).offset for partition, future in answers.items()
-    }
-
-
 # Where reading begins -------------------------------------------------------------------------------------------------
 
 
@@ -193,7 +170,6 @@ class Start(NamedTuple):
     Where reading begins.
 
     Attributes:
-        offset: The first offset to read.
         gap: A description of the records missing before it; empty if none are.
         missing: Number of missing records; 0 = unknown or none.
         is_stopped: Do not read the partition.
@@ -218,8 +194,9 @@ def start_of(offsets: PartitionOffsets, settings: KafkaSettings) -> Start:
                 offsets.low, f'{where}: the group has no offset, and input.kafka.start is "stop"', is_stopped=True
             )
         return Start(offsets.high if settings.start == "end" and not offsets.is_added else offsets.low)
-    last = offsets.last if offsets.last and offsets.last.offset >= offsets.low else Position(committed)
-    if offsets.committed_to not in {"", offsets.topic_id}:
+    known = offsets.metadata
+    last = known.last if known.last and known.last.offset >= offsets.low else Position(committed)
+    if known.topic_id not in {"", offsets.topic_id}:
         position = f"the group was at offset {committed:,} of the old topic"
         start = Start(offsets.low, f"{where}: the topic was deleted and recreated: {position}")
     elif committed < offsets.low:
@@ -260,11 +237,8 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     The status of a group, as printed by `shipper status`.
 
     Attributes:
-        at: When it was taken, seconds since the epoch.
         state: The brokers' term, such as `stable`.
-        members: Number of members.
         partitions: Of all topics, in descending order of lag.
-        until: The time passed to `group_status`, or None.
         late: Partitions, as topic/number, that may have unsettled records from before `until`.
         owners: Members by partition, as topic/number, for partitions that a member reads.
         dead_letters: Number of stored dead letters; None = unknown, see `problem`.
@@ -296,7 +270,7 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
     Query the status of a group from the brokers; no member needs to be running.
 
     Args:
-        at: The current time, seconds since the epoch, taken before the call.
+        at: The current time, taken before the call.
         until: Also determine whether everything up to this time is settled.
     Raises:
         SourceError: The query failed.
@@ -373,7 +347,7 @@ def _partition_state(offsets: PartitionOffsets, settings: KafkaSettings, at: flo
         offset=offsets.committed,
         end=offsets.end,
         lag_records=max(0, offsets.end - position),
-        delivered_until=at if is_at_end else None if start.gap else offsets.settled_until,
+        delivered_until=at if is_at_end else None if start.gap else offsets.metadata.settled_until,
         state="stopped" if start.is_stopped else "reading",
         message=start.gap or (f"{where}: {_HIDDEN}" if offsets.high <= position < offsets.end else ""),
     )
@@ -420,12 +394,7 @@ class Selection(Struct, kw_only=True):
         )
 
     def ranges(self, kafka: KafkaSettings) -> dict[Partition, range]:
-        """
-        Query the offsets of the selection, up to the current end.
-
-        Raises:
-            SourceError: The query failed, or a partition or an offset does not exist.
-        """
+        """Query the offsets up to the current end; raise `SourceError` if the selection does not exist."""
         with translate_errors(kafka, f"{', '.join(kafka.topics)} cannot be examined"):
             admin, errors = _open_admin(kafka)
             with errors.explaining(kafka, admin.poll):

@@ -52,7 +52,6 @@ class Finding(NamedTuple):
     Attributes:
         name: A topic, the group, or another object of a check.
         problem: What is wrong and what to do; empty = no problem.
-        detail: Details of a passed check.
         is_unreachable: The brokers did not answer.
     """
 
@@ -117,12 +116,7 @@ class Topics:
             raise ConfigError(f"{missing[0].name}: {missing[0].problem}", key="input.kafka.topics")
 
     def findings(self, *, is_start: bool = False) -> Iterator[Finding]:
-        """
-        Check all topics that a member reads or writes.
-
-        Args:
-            is_start: A member starts; it tolerates a topic of the dead letters in which not every message has room.
-        """
+        """Check all topics; a member that starts tolerates that some messages have no room as dead letters."""
         for name in self._settings.topics:
             yield self._check_topic(name)
         for key, name in (("dead_letter_topic", self._settings.letters), ("ledger_topic", self._settings.ledger)):

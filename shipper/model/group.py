@@ -18,7 +18,6 @@ class PartitionState(Struct, frozen=True, kw_only=True):
         lag_seconds: Age of the oldest message that was read but not settled.
         delivered_until: All messages as of this time are settled; None = unknown.
         state: `stopped` = not read until an operator decides, see `message`.
-        message: Why it is stopped, for people.
     """
 
     topic: str

@@ -215,7 +215,6 @@ class Backlog(Struct, frozen=True, kw_only=True):
         unreachable_bytes: Of inputs that were gone before this run could read them.
         unmatched: Messages about patterns that no file matches.
         unreadable: Messages about files that cannot be read; limited in number.
-        has_scanned: False until the first scan for inputs.
     """
 
     lag_bytes: int = 0
@@ -286,7 +285,6 @@ class Refusal(Struct, frozen=True, kw_only=True):
     The service's refusal of a record.
 
     Attributes:
-        rule: `rejected` or `too_large`.
         message: The message of the service, which may quote the record.
         is_ambiguous: An earlier attempt may have been accepted.
     """
@@ -405,7 +403,7 @@ class Batch(Struct, frozen=True, eq=False, kw_only=True):
     Events sent in one request.
 
     Attributes:
-        number: Number of the batch in this run, from 1.
+        events_before: Events in the batches before it in this run.
         parts: The spans of its events with their ordinals, in the order of the body.
     """
 
@@ -413,6 +411,7 @@ class Batch(Struct, frozen=True, eq=False, kw_only=True):
     body: bytes
     events: int
     parts: list[tuple[Span, Sequence[int]]]
+    events_before: int = 0
 
 
 class BatchResult(Struct, frozen=True, eq=False):
@@ -426,13 +425,13 @@ class Checkpoint(Struct, frozen=True, eq=False, kw_only=True):
     """The settled end of a stream, and the results of its records since the last checkpoint, at `start_offset`."""
 
     stream: Stream
-    end_offset: int
-    tail: bytes
-    read: int
-    accepted: int
-    duplicates: int
-    rejections: list[Rejection]
     start_offset: int = 0
+    end_offset: int
+    tail: bytes = b""
+    read: int = 0
+    accepted: int = 0
+    duplicates: int = 0
+    rejections: Sequence[Rejection] = ()
     ledger: Sequence[Tally] = ()
     repeated: Sequence[Tally] = ()
     accepted_keys: bytes = b""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from shipper.config.settings import Settings
 from shipper.model.errors import ConfigError
-from shipper.sources.reader import NDJSON, InputForm
+from shipper.sources.reader import input_form
 from shipper.sources.segments import newest_segment_id
 from shipper.sources.spool import Spool
 from shipper.sources.stdin import Input
@@ -27,8 +27,6 @@ class OpenState(NamedTuple):
     A state directory locked by this process.
 
     Attributes:
-        next_stream_id: Returns an unused id.
-        has_spool: Whether an earlier process left anything in the spool.
         stuck: The places where earlier processes got stuck.
     """
 
@@ -38,23 +36,8 @@ class OpenState(NamedTuple):
     has_spool: bool
     stuck: StuckPlaces
 
-    def spool(
-        self,
-        settings: Settings,
-        origin: Input | int | None,
-        *,
-        wall_time: Callable[[], float],
-        form: InputForm = NDJSON,
-        give_up_after_s: float = math.inf,
-    ) -> Spool:
-        """
-        Open the spool.
-
-        Args:
-            origin: Input to spool: a file descriptor, another input, or None.
-            form: Format of the records from a file descriptor.
-            give_up_after_s: How long to wait for room on the disk.
-        """
+    def spool(self, settings: Settings, origin: Input | int | None, *, wall_time: Callable[[], float]) -> Spool:
+        """Open the spool; `origin` is as for `Spool`. Only standard input gives up if the disk stays full."""
         return Spool(
             self.directory / "spool",
             origin,
@@ -64,8 +47,8 @@ class OpenState(NamedTuple):
             forget=self.store.streams.forget,
             max_record_bytes=settings.input.max_record_bytes,
             wall_time=wall_time,
-            give_up_after_s=give_up_after_s,
-            form=form,
+            give_up_after_s=settings.delivery.give_up_after_seconds if isinstance(origin, int) else math.inf,
+            form=input_form(settings),
         )
 
 

@@ -448,11 +448,7 @@ class Settlement:
         return await run_sync(work, limiter=self._threads)
 
     async def expire_periodically(self) -> None:
-        """
-        Delete data past its retention, now and every hour, until cancelled.
-
-        Transactions are small, so that saves can run in between.
-        """
+        """Delete data past its retention, now and every hour, in transactions so small that saves run in between."""
         settings, store = self._settings, self._store
         while settings.dead_letter_retention_days or settings.ledger_retention_days:
             await self._expire("dead_letters_expired", store.expire, settings.dead_letter_retention_days)

@@ -66,7 +66,6 @@ class TinyBroker:
 
     def lose(self) -> None:
         """Remove the member from the group; it learns this at its next poll."""
-        assert self.consumer is not None
         self.owners = ["other"] * len(self.owners)
         self.generation += 1
         self.consumer.rebalances = [("lost", [*self.consumer.positions])]

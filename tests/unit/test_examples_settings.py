@@ -85,7 +85,6 @@ def test_the_admin_address_of_a_pod_is_open_only_to_scrapes(path: Path, tmp_path
 def test_all_files_named_in_the_settings_of_a_pod_are_mounted(path: Path, tmp_path: Path):
     """Each path lies below a mount, the state below a writable one; secrets have the mode that fsGroup makes."""
     settings = settings_of(path, tmp_path)
-    assert settings.intake
     secrets = [settings.intake.subscription_key, settings.intake.token]
     secrets += [settings.input.kafka.password] if settings.input.kafka else []
     container = shipper_container(path)
