@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from hashlib import sha256
-from typing import Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 import structlog
 from confluent_kafka import Consumer, ConsumerGroupState, IsolationLevel, TopicCollection, TopicPartition
@@ -294,9 +294,9 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
     """
     right = f"DESCRIBE on the group {settings.group_id} and the topics {', '.join(settings.topics)}"
     with _admin(settings, f"group {settings.group_id}", right) as admin:
+        # First, as without a right on the group the offsets are refused only after the time limit.
+        group = _describe_group(admin, settings.group_id)
         offsets = read_offsets(admin, settings, settings.topics, _CALL_S, is_stable=False)
-        (future,) = admin.describe_consumer_groups([settings.group_id], request_timeout=_CALL_S).values()
-        group = future.result(_CALL_S)
         firsts: dict[Partition, int] = {}
         if until is not None:
             led = [key for key, partition in offsets.items() if partition.topic_id]
@@ -326,6 +326,12 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
         dead_letters=dead_letters,
         problem=problem,
     )
+
+
+@retry_transient
+def _describe_group(admin: AdminClient, group_id: str) -> Any:
+    (future,) = admin.describe_consumer_groups([group_id], request_timeout=_CALL_S).values()
+    return future.result(_CALL_S)
 
 
 @contextmanager

@@ -195,14 +195,6 @@ class History:
                 sources.setdefault(account, set()).add(media)
         return {account: frozenset(media) for account, media in sources.items()}
 
-    def latest(self) -> LatestFetch | None:
-        with _translate_errors(self._path):
-            row = self._db.execute(
-                "SELECT last_fetched_at, account, first_day, last_day FROM versions "
-                "ORDER BY last_fetched_at DESC LIMIT 1"
-            ).fetchone()
-        return LatestFetch(row[0], row[1], date.fromisoformat(row[2]), date.fromisoformat(row[3])) if row else None
-
     def report(self, version: Version) -> FetchedReport:
         return read_report(self.body(version), account_id=version.account, fetched_at=version.first_fetched_at)
 
@@ -334,10 +326,18 @@ def _neighbours(versions: Sequence[Version], fetched_at: float) -> list[Version]
 
 def latest_fetch(directory: Path) -> LatestFetch | None:
     """Return the last fetch, if any, without creating anything in the directory. Errors as for `History`."""
-    if not os.path.lexists(directory / FILE_NAME):
-        return None
-    with closing(History(directory)) as history:
-        return history.latest()
+    path = directory / FILE_NAME
+    with _translate_errors(path):
+        if (read_only := sqlite.open_read_only(path)) is None:
+            return None
+        with closing(read_only) as db:
+            if not sqlite.check_schema(db, _APPLICATION_ID, SCHEMA_VERSION):
+                return None
+            row = db.execute(
+                "SELECT last_fetched_at, account, first_day, last_day FROM versions "
+                "ORDER BY last_fetched_at DESC LIMIT 1"
+            ).fetchone()
+    return LatestFetch(row[0], row[1], date.fromisoformat(row[2]), date.fromisoformat(row[3])) if row else None
 
 
 def _translate_errors(path: Path) -> AbstractContextManager[None]:

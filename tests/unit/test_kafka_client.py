@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from shipper.cli.common import state_on_disk
+from shipper.cli.common import private_folder, state_on_disk
 from shipper.config.settings import InputSettings, KafkaSettings, Settings
 from shipper.kafka.client import error_of, flush
 from shipper.kafka.documents import Document
@@ -94,3 +97,22 @@ def test_a_copy_without_room_says_how_to_make_some(monkeypatch: pytest.MonkeyPat
     kafka = Settings(input=InputSettings(kafka=SETTINGS))
     with pytest.raises(StateError, match=r"full\); make room there, or .* TMPDIR"), state_on_disk(kafka):
         pass
+
+
+def test_the_copies_of_killed_commands_are_deleted_but_none_in_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("shipper-view-killed", "shipper-view-used", "shipper-view-new", "others"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state.db").touch()
+        os.utime(tmp_path / name, None if name == "shipper-view-new" else (0, 0))
+    (tmp_path / "shipper-view-link").symlink_to(tmp_path / "others")
+    used = os.open(tmp_path / "shipper-view-used", os.O_RDONLY)
+    fcntl.flock(used, fcntl.LOCK_EX)
+    with private_folder() as folder:
+        left = {path.name for path in tmp_path.iterdir()} - {folder.name}
+        assert left == {"shipper-view-used", "shipper-view-new", "shipper-view-link", "others"}
+        os.utime(folder, (0, 0))
+        with private_folder():
+            assert folder.exists()
+    assert not folder.exists()
+    os.close(used)
