@@ -85,6 +85,7 @@ def test_a_state_that_was_used_with_another_service_is_reported_by_check_and_at_
     shipper: Shipper, service: Service, fake: FakeService, sample: Sample, file: Path
 ):
     """What the first service accepted is not sent to the second, for example after a test with a sandbox."""
+    shipper.target = service.target
     assert shipper.backfill(file).returncode == 0
     warning = f"was last used with {shipper.target.base_url},"
     shipper.target = fake.target
