@@ -63,14 +63,14 @@ def open_state(settings: Settings) -> Iterator[OpenState]:
         StateError: Its contents are damaged, foreign, or of another version.
     """
     with locked_directory(settings.state.directory) as directory:
-        if message := service_change(settings):
-            log.warning("service_changed", message=message)
         _check_spool(directory / "spool")
         store = Store(
             directory,
             dead_letter_max_bytes=settings.state.dead_letter_max_bytes,
             remembered_ids=settings.records.dedupe_window,
         )
+        if message := service_change(settings):
+            log.warning("service_changed", message=message)
         try:
             newest_segment = newest_segment_id(directory / "spool")
             ids = itertools.count(max(store.streams.newest_id(), newest_segment) + 1)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final
 
 from tests.campaign import Shuffled
 from tests.e2e.files import COMPRESSIONS
-from tests.e2e.test_hostile_names import NAMES
+from tests.e2e.test_surroundings import ODD_NAMES
 from tests.siege import hostile
 from tests.torture.application import Application, LogFile
 from tests.torture.journal import Journal, Producer
@@ -188,7 +188,7 @@ class _Whole(Feed):
             return
         if self._path is None:
             self._files += 1
-            self._path = self.folder / f"{self._files:06}-{self.rng.choice(NAMES)}"
+            self._path = self.folder / f"{self._files:06}-{self.rng.choice(ODD_NAMES)}"
             self._until = time.monotonic() + self._FILE_S
             pieces = [self.head + self._good()]
         else:
@@ -276,7 +276,7 @@ class ArchiveFeed(Feed):
         suffix = self.rng.choice([*COMPRESSIONS])
         self._files += 1
         self.counts[f"archives: {suffix}"] += 1
-        path = self.folder / f"{self._files:06}-{self.rng.choice(NAMES)}"
+        path = self.folder / f"{self._files:06}-{self.rng.choice(ODD_NAMES)}"
         new = self.folder.parent / "new"
         middle = data.index(b"\n") + 1
         new.write_bytes(
@@ -312,7 +312,7 @@ class TrashFeed(Feed):
         self._next_at = time.monotonic() + self._FILE_S
         kind = self._kinds.next()
         self.hostile_counts[kind] += 1
-        path = self.folder / f"{sum(self.hostile_counts.values()):06}-{self.rng.choice(NAMES)}"
+        path = self.folder / f"{sum(self.hostile_counts.values()):06}-{self.rng.choice(ODD_NAMES)}"
         if kind in hostile.THINGS:
             hostile.THINGS[kind](path)
         else:

@@ -216,6 +216,10 @@ class Broker:
     def admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.address})
 
+    @cached_property
+    def _observer(self) -> Consumer:
+        return Consumer({"bootstrap.servers": self.address, "group.id": "ends", "log_level": 2})
+
     def create(self, topic: str, partitions: int = 2, **config: str) -> None:
         _done(
             self.admin.create_topics(
@@ -320,11 +324,7 @@ class Broker:
             consumer.close()
 
     def ends(self, topic: str) -> dict[int, int]:
-        consumer = Consumer({"bootstrap.servers": self.address, "group.id": "ends"})
-        try:
-            return {each: _end(consumer, topic, each) for each in _partitions(consumer, topic)}
-        finally:
-            consumer.close()
+        return {each: _end(self._observer, topic, each) for each in _partitions(self._observer, topic)}
 
     def read(self, topic: str, *, isolation: str = "read_committed") -> list[Read]:
         """Read a topic from its beginning to its end."""
