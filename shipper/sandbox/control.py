@@ -111,8 +111,7 @@ class Control:
             ("GET", "/openapi.json", self.openapi),
         ]
         self._index = [
-            {"method": method, "path": f"{PREFIX}{path}", "does": _first_line(handler)}
-            for method, path, handler in handlers
+            {"method": method, "path": f"{PREFIX}{path}", "does": handler.__doc__} for method, path, handler in handlers
         ]
         return [Route(path, handler, methods=[method]) for method, path, handler in handlers]
 
@@ -180,10 +179,8 @@ class Control:
     async def faults(self, _: Request) -> Response:
         """Return the current fault script and how often each rule was applied."""
         plan = self._service.faults
-        rules = [
-            {**to_builtins(rule), "applied": applied}
-            for rule, applied in zip(plan.script.fault, plan.applied, strict=True)
-        ]
+        pairs = zip(plan.script.fault, plan.applied, strict=True)
+        rules = [{**to_builtins(rule), "applied": applied} for rule, applied in pairs]
         return json_response({"seed": plan.script.seed, "fault": rules, "requests_seen": plan.seen})
 
     async def set_faults(self, request: Request) -> Response:
@@ -227,11 +224,6 @@ class Control:
         document = msgspec.json.decode(files("shipper.sandbox").joinpath("openapi.json").read_bytes())
         document["servers"][0]["url"] = self._base_url
         return json_response(document)
-
-
-def _first_line(handler: Callable[[Request], Awaitable[Response]]) -> str:
-    assert handler.__doc__
-    return handler.__doc__.partition("\n")[0]
 
 
 def _query(request: Request, kind: type[T]) -> T:

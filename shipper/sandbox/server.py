@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from ipaddress import ip_address
 from signal import SIGINT, SIGTERM, Signals
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +20,7 @@ from shipper.sandbox.faults import FaultScript
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.service import RequestEntry, Service
 from shipper.sandbox.store import EventStore
+from shipper.system.addresses import is_loopback
 from shipper.system.serving import BoundedProtocol, Server, address_of, listen, running_in_thread
 
 _KEEP_ALIVE_SECONDS: Final = 120  # longer than a sender keeps an idle connection
@@ -143,11 +143,7 @@ def _prepared(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    try:
-        is_loopback = host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not is_loopback:
+    if not is_loopback(host):
         raise ConfigError(
             f"{host!r} is not a loopback address; use 127.0.0.1 or ::1, as the sandbox has no TLS and a well-known key",
             key="host",
