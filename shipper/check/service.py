@@ -163,12 +163,7 @@ class Checkup:
     # Request ----------------------------------------------------------------------------------------------------------
 
     async def request(self, probe: Probe | None) -> None:
-        """
-        Get the credentials and send a request; if the key is rejected and there is a second one, try that, too.
-
-        Args:
-            probe: None = only get the credentials.
-        """
+        """Get the credentials and send a request, if any; if the first key is rejected, try the second one, too."""
         try:
             endpoint = Endpoint(self._connection)
             credentials = Credentials(self._connection, wall_time=self._wall_time, rng=self._rng)
@@ -312,13 +307,7 @@ def describe_expiry(expires_at: float | None, wall_time: float) -> tuple[Result,
 
 
 def describe_certificate(certificate: Any, wall_time: float) -> tuple[Result, str]:
-    """
-    Describe a certificate's subject, issuer and expiry.
-
-    Args:
-        certificate: As returned by `SSLSocket.getpeercert`.
-        wall_time: Seconds since the epoch.
-    """
+    """Describe subject, issuer and expiry of a certificate, as returned by `SSLSocket.getpeercert`."""
     subject, issuer = ({kind: value for ((kind, value), *_) in certificate.get(of, ())} for of in ("subject", "issuer"))
     names = [value for _, value in certificate.get("subjectAltName", ())] or [subject.get("commonName", "nobody")]
     shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")

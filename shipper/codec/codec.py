@@ -155,7 +155,7 @@ class Codec:
             there is room for the longest record.
         """
         if chunk.is_oversized:
-            return _reject_oversized_line(chunk)
+            return self._reject_oversized_line(chunk)
         start = _first_line(chunk, offset - chunk.start_offset)
         scanned: _Scanned | None = None
         piece: _Piece | None
@@ -182,18 +182,9 @@ class Codec:
             return self.encode(chunk, offset, room_events=records // 2, room_bytes=room_bytes, latest=latest)
         return self._finish(chunk, offset, piece, scanned)
 
-    def encode_all(
-        self, chunk: Chunk, *, room_bytes: int, latest: str, start_offset: int | None = None
-    ) -> Iterator[EncodedChunk]:
-        """
-        Validate a whole chunk, piece by piece, without sending it.
-
-        Args:
-            room_bytes: Maximum bytes of a piece; at least those of the longest record.
-            latest: As for `encode`.
-            start_offset: Offset of the first record; None = start of the chunk.
-        """
-        offset = chunk.start_offset if start_offset is None else start_offset
+    def encode_all(self, chunk: Chunk, *, room_bytes: int, latest: str) -> Iterator[EncodedChunk]:
+        """Validate a whole chunk, piece by piece, without sending it; there must be room for the longest record."""
+        offset = chunk.start_offset
         while offset < chunk.end_offset:
             piece = self.encode(chunk, offset, room_events=_PIECE_RECORDS, room_bytes=room_bytes, latest=latest)
             assert piece is not None, "a record alone always fits"
@@ -348,6 +339,12 @@ class Codec:
         lengths = enumerate(zip(map(len, records.raws), map(len, records.wires), strict=True))
         return records.reject({index: ("oversized", "") for index, both in lengths if max(both) > limit}, rejections)
 
+    def _reject_oversized_line(self, chunk: Chunk) -> EncodedChunk:
+        """Reject a line of which only the position is known."""
+        start, end, message = chunk.start_offset, chunk.end_offset, MESSAGES["oversized"]
+        rejection = Rejection(start_offset=start, end_offset=end, rule="oversized", message=message, raw=b"")
+        return self._finish(chunk, start, _Piece.rejected(end - start, [rejection]))
+
     # Finish a piece -----------------------------------------------------------------------------------------
 
     def _must_shrink(self, chunk: Chunk, piece: _Piece, scanned: _Scanned | None, room_bytes: int) -> bool:
@@ -401,7 +398,7 @@ class Codec:
             start_offset=offset,
             end_offset=chunk.start_offset + piece.end,
             tail=chunk.data[max(0, piece.end - MARKER_BYTES) : piece.end],
-            records=count + len(piece.rejections) + len(repeated.event_ids),
+            read=count + len(piece.rejections) + len(repeated.event_ids),
             unsettled=count,
             duplicates=len(repeated.event_ids),
             rejections=piece.rejections,
@@ -530,27 +527,6 @@ def _merge(chunk: Chunk, scanned: _Scanned, piece: _Piece, keys: bytes, waits: i
         b"".join([part.keys for part in parts]),
         list(chain.from_iterable(part.consumer_ids for part in parts)),
     )
-
-
-def _reject_oversized_line(chunk: Chunk) -> EncodedChunk:
-    """Reject an oversized line, of which only the position is known."""
-    rejection = Rejection(
-        start_offset=chunk.start_offset,
-        end_offset=chunk.end_offset,
-        rule="oversized",
-        message=MESSAGES["oversized"],
-        raw=b"",
-    )
-    span = Span(
-        stream=chunk.stream,
-        start_offset=chunk.start_offset,
-        end_offset=chunk.end_offset,
-        tail=b"",
-        records=1,
-        unsettled=0,
-        rejections=[rejection],
-    )
-    return EncodedChunk(span=span, lines=b"", events=0, consumer_ids=(), has_new_event_ids=True)
 
 
 def _reject_cut(raws: list[bytes], offsets: list[int], rejections: list[Rejection]) -> tuple[list[bytes], list[int]]:

@@ -6,7 +6,6 @@ import csv
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from string import Formatter
 from typing import Any, Final
 
@@ -25,12 +24,7 @@ EMPTY: Final = (ABSENT, None, "")
 
 
 def read_rows(raws: Sequence[bytes], framing: CsvRows) -> tuple[list[dict[str, str]], dict[int, tuple[str, str]]]:
-    """
-    Parse nonblank rows of CSV.
-
-    Returns:
-        The valid rows as documents of strings; for invalid ones, by index, the broken rule and a message.
-    """
+    """Parse nonblank rows of CSV; return the valid ones, and the broken rule and a message by index of the others."""
     if framing.repeated:
         first, second = framing.repeated
         fault = "csv", f"the columns {first} and {second} of the header have the same name"
@@ -84,12 +78,7 @@ class SourceMapping:
         self.names = frozenset([*paths, *(path.partition(".")[0] for path in paths if is_nested(path))])
 
     def columns(self, documents: Sequence[Document], unlisted: Counter[str] | None = None) -> list[Column]:
-        """
-        Return a column for each wire field, in order, with `ABSENT` where a document has no value.
-
-        Args:
-            unlisted: Updated: counts by field of codes kept unchanged because `values` does not list them.
-        """
+        """Return a column for each wire field, with `ABSENT` where it has no value; count the unlisted codes."""
         columns = [read(documents) for read in self._readers]
         for field, column, source in zip(FIELDS, columns, self._sources, strict=True):
             if source.values or source.default is not None:
@@ -107,14 +96,10 @@ def _reader_of(source: FieldSource) -> Callable[[Sequence[Document]], Column]:
     return _path_reader(source.path)
 
 
-def _read_field(name: str, documents: Sequence[Document]) -> Column:
-    return [document.get(name, ABSENT) for document in documents]
-
-
 def _path_reader(path: str) -> Callable[[Sequence[Document]], Column]:
     """Return a reader of `a.b`: the field with this name, or else the field `b` of the object `a`."""
     if not is_nested(path):
-        return partial(_read_field, path)
+        return lambda documents: [document.get(path, ABSENT) for document in documents]
     steps = path.split(".")
 
     def value_of(document: Any) -> Any:

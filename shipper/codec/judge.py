@@ -101,12 +101,7 @@ class Judge:
         self._types = {field.name: field.type for field in msgspec.structs.fields(event)}
 
     def validate(self, lines: Sequence[bytes], latest: str) -> Columns | None:
-        """
-        Check lines together; return None if any of them is invalid.
-
-        Args:
-            latest: The latest valid Timestamp.
-        """
+        """Check lines together; return None if any is invalid. `latest` is the latest valid Timestamp."""
         text = b"".join(lines)
         try:
             if self._keeps_unknown:

@@ -84,13 +84,9 @@ class Rewriter:
 
     def rewrite(self, lines: Sequence[bytes], changes: Changes) -> list[bytes]:
         """
-        Rewrite JSON records to the wire form, as far as possible.
+        Rewrite 1..n JSON records, without newlines, to the wire form, as far as possible.
 
-        Args:
-            lines: 1..n records without newlines.
-            changes: Updated.
-        Returns:
-            Lines in the same order; records that need no change or are not JSON objects are unchanged, byte for byte.
+        Records that need no change or are not JSON objects are returned unchanged, byte for byte.
         """
         events = None if self.is_mapping else _loose_events(lines)
         if events is not None:
@@ -112,22 +108,25 @@ class Rewriter:
     ) -> list[bytes]:
         unknown_rows = self._rows_with_unknown(documents, changes)
         columns = self._source.columns(documents, changes.unlisted)
-        encoded = self._rewrite(lines, columns, unknown_rows, changes)
-        if lines is None and unknown_rows and not self._drops_unknown:
-            for row in unknown_rows:
-                encoded[row] = self._append_unknown(encoded[row], _encoder.encode(documents[row]))
+        if self._drops_unknown:
+            return self._rewrite(lines, columns, unknown_rows, changes)
+        encoded = self._rewrite(lines, columns, (), changes)
+        for row in unknown_rows:
+            original = _encoder.encode(documents[row]) if lines is None else lines[row]
+            if encoded[row] is not original:
+                encoded[row] = self._append_unknown(encoded[row], original)
         return encoded
 
     def _rewrite(
-        self, lines: Sequence[bytes] | None, columns: list[Column], unknown_rows: Sequence[int], changes: Changes
+        self, lines: Sequence[bytes] | None, columns: list[Column], reduced_rows: Sequence[int], changes: Changes
     ) -> list[bytes]:
         """
         Normalise columns and encode them as lines.
 
         Args:
-            lines: The original records if they are JSON.
+            lines: The original records if they are JSON; those that need no change are returned.
             columns: Of the wire fields, in order.
-            unknown_rows: The rows with unknown fields.
+            reduced_rows: The rows with fields to drop.
         """
         is_same = [lines is not None and not self.is_mapping] * len(columns[0])
         for index, field in enumerate(FIELDS):
@@ -140,9 +139,8 @@ class Rewriter:
             derived = self._derive(columns)
             _mark_changed(is_same, columns[_EVENT_ID], derived)
             columns[_EVENT_ID] = derived
-        if self._drops_unknown:
-            for row in unknown_rows:
-                is_same[row] = False
+        for row in reduced_rows:
+            is_same[row] = False
         if lines is not None:
             if repeats := self._mark_repeats(is_same, lines):
                 changes.normalized["repeated_key"] += repeats
@@ -150,15 +148,9 @@ class Rewriter:
                 return list(lines)
         # The struct only defines the order; its types are checked when the line is validated.
         encoded = _encoder.encode_lines(list(map(ActivityEvent, *columns))).split(b"\n")[:-1]
-        if lines is None:
+        if lines is None or not any(is_same):
             return encoded
-        if any(is_same):
-            encoded = [line if same else new for line, new, same in zip(lines, encoded, is_same, strict=True)]
-        if not self._drops_unknown:
-            for row in unknown_rows:
-                if not is_same[row]:
-                    encoded[row] = self._append_unknown(encoded[row], lines[row])
-        return encoded
+        return [line if same else new for line, new, same in zip(lines, encoded, is_same, strict=True)]
 
     def _mark_repeats(self, is_same: list[bool], lines: Sequence[bytes]) -> int:
         """

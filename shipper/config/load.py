@@ -54,10 +54,8 @@ def read_entries(
     flags: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Entry]:
     """
-    Collect the keys of all layers; the last layer wins.
+    Collect the keys of all layers, without defaults; the last layer wins.
 
-    Returns:
-        Entries by dotted key, without defaults.
     Raises:
         ConfigError: A file cannot be read, or a key does not exist.
     """
@@ -65,13 +63,7 @@ def read_entries(
     variables = sorted(name for name in environ if name.startswith(ENVIRONMENT_PREFIX))
     layers: list[list[tuple[str, Entry]]] = [
         _file_entries(config_path, environ),
-        [
-            (
-                name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", "."),
-                _unquote(environ[name], f"environment {name}"),
-            )
-            for name in variables
-        ],
+        [_variable(name, environ[name]) for name in variables],
         [_override(text) for text in overrides],
         [
             (key, Entry(msgspec.to_builtins(value, enc_hook=os.fspath), "command line"))
@@ -86,9 +78,7 @@ def read_entries(
             for key, value in _flatten(pair_key, entry, known):
                 previous = layer.get(key)
                 if previous is not None and isinstance(previous.value, dict) and isinstance(value.value, dict):
-                    value = value._replace(
-                        value=previous.value | value.value
-                    )  # `TOKEN__FILE`, and another key beside it
+                    value = value._replace(value=previous.value | value.value)  # `TOKEN__FILE`, and another key
                 layer[key] = value
         entries |= layer
     return entries
@@ -104,12 +94,7 @@ def misspelt_variables(root: type[Struct], environ: Mapping[str, str]) -> dict[s
 
 
 class SettingsFile:
-    """
-    The settings file of a process, to detect changes since the process read it.
-
-    Attributes:
-        path: The absolute path; None = there is no file.
-    """
+    """The settings file of a process, to detect changes since it was read; `path` is None if there is no file."""
 
     def __init__(self, config_path: str | PathLike[str] | None, environ: Mapping[str, str]) -> None:
         candidates = _candidates(config_path, environ)
@@ -162,6 +147,11 @@ def _unquote(text: str, source: str) -> Entry:
         with suppress(ValueError):
             text = tomllib.loads(f"value = {text}")["value"]
     return Entry(text, source, is_text=True)
+
+
+def _variable(name: str, text: str) -> tuple[str, Entry]:
+    key = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+    return key, _unquote(text, f"environment {name}")
 
 
 def _override(text: str) -> tuple[str, Entry]:
@@ -229,12 +219,7 @@ def _suggestion(key: str, known: Mapping[str, Leaf]) -> str:
 
 
 def build(root: type[S], entries: Mapping[str, Entry]) -> S:
-    """
-    Convert and check entries: first each value, then the rules between keys.
-
-    Raises:
-        ConfigError: With the key and the source of the first invalid value.
-    """
+    """Convert each value, then check the rules between keys; a ConfigError has key and source of the first fault."""
     values = {leaf.key: _convert(leaf, entries[leaf.key]) for leaf in leaves(root) if leaf.key in entries}
     try:
         return _build_section(root, "", values)

@@ -50,12 +50,7 @@ def is_nested(path: str) -> bool:
 
 
 def field_sources(mapping: Mapping[str, Any]) -> dict[str, FieldSource]:
-    """
-    Parse a mapping.
-
-    Raises:
-        ConfigError: With the key `mapping.FIELD`.
-    """
+    """Parse a mapping; the key of a ConfigError is `mapping.FIELD`."""
     return {field: _field_source(field, value) for field, value in mapping.items()}
 
 

@@ -133,12 +133,7 @@ def _bare(type_: Any) -> list[Any]:
 
 
 def json_schema(root: type[Struct]) -> dict[str, Any]:
-    """
-    Describe a settings file for editors.
-
-    Returns:
-        JSON Schema, draft 2020-12. Relations between keys are not part of it.
-    """
+    """Describe a settings file as JSON Schema (draft 2020-12), without relations between keys; for editors."""
     _, sections = msgspec.json.schema_components([root, SecretReference], schema_hook=_custom_schema)
     secret = sections[SecretReference.__name__]
     secret["oneOf"] = [{"required": [form]} for form in ("env", "file", "command")]

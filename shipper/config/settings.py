@@ -569,9 +569,8 @@ def default_state_directory(environ: Mapping[str, str]) -> Path:
     """
     Return the default state directory.
 
-    Returns:
-        `$XDG_STATE_HOME/shipper`; else `~/.local/state/shipper`, or `/var/lib/shipper` for root and users without a
-        home directory.
+    It is `$XDG_STATE_HOME/shipper`; else `~/.local/state/shipper`, or `/var/lib/shipper` for root and users without a
+    home directory.
     """
     base = environ.get("XDG_STATE_HOME", "")
     if os.path.isabs(base):  # the XDG specification says to ignore a relative path
@@ -583,12 +582,7 @@ def default_state_directory(environ: Mapping[str, str]) -> Path:
 
 
 def require_endpoint(settings: Settings, section: Literal["intake", "report"]) -> EndpointSettings:
-    """
-    Return an endpoint section that a command needs, with address, key and token.
-
-    Raises:
-        ConfigError: The section or a key is missing; the message shows how to write it.
-    """
+    """Return an endpoint section; raise ConfigError, with advice, if it lacks its address, key or token."""
     endpoint: EndpointSettings | None = getattr(settings, section)
     if endpoint is None:
         raise ConfigError(

@@ -198,16 +198,7 @@ class Assignment:
         """Return checkpoints without records, for the positions that must be saved although nothing is settled."""
         idle = [stream for stream in streams if stream.is_waiting or stream.is_ahead]
         return [
-            Checkpoint(
-                stream=stream,
-                start_offset=stream.read_offset,
-                end_offset=stream.read_offset,
-                tail=b"",
-                read=0,
-                accepted=0,
-                duplicates=0,
-                rejections=[],
-            )
+            Checkpoint(stream=stream, start_offset=stream.read_offset, end_offset=stream.read_offset, tail=b"")
             for stream in idle
         ]
 

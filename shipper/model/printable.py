@@ -15,12 +15,7 @@ _BYTES: Final = range(0xDC80, 0xDD00)  # Python's surrogate escapes for bytes th
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """
-    Escape invisible characters as Python does; newlines and other spaces become a space.
-
-    Args:
-        keep: Characters to keep, such as newlines in a text of several lines.
-    """
+    """Escape invisible characters as Python does, except those to keep; newlines and other spaces become a space."""
     if text.isprintable():
         return text
     return "".join(_escape(character, keep) for character in text)

@@ -306,45 +306,54 @@ def flat_bounds(bounds: Iterable[tuple[int, int]]) -> array[int]:
 NO_BOUNDS: Final = flat_bounds(())
 
 
-class Span(Struct, eq=False, kw_only=True):
+class Checkpoint(Struct, eq=False, kw_only=True):
     """
-    A range of a stream, and the results of its records.
+    A range of a stream, and the results of its records; saved once all of them are settled.
 
     Attributes:
-        tail: Its last bytes, at most `MARKER_BYTES`, for the marker of a checkpoint at its end.
-        records: Number of complete records, without blank lines.
+        tail: Its last bytes, at most `MARKER_BYTES`, for the marker at its end.
+        read: Number of complete records, without blank lines.
+        ledger: Counts of events that are or will be accepted; to be summed.
+        repeated: Counts of duplicates; to be summed.
+        accepted_keys: Keys of the EventIds of accepted events, 16 bytes each.
+    """
+
+    stream: Stream
+    start_offset: int = 0
+    end_offset: int
+    tail: bytes
+    read: int = 0
+    accepted: int = 0
+    duplicates: int = 0
+    rejections: list[Rejection] = []
+    ledger: list[Tally] = []
+    repeated: list[Tally] = []
+    accepted_keys: bytes = b""
+
+
+class Span(Checkpoint, kw_only=True):
+    """
+    A range of a chunk, whose records are not all settled yet.
+
+    Attributes:
         unsettled: Number of records not yet accepted, rejected or found to be duplicates.
         opened_at: When it was passed to the batcher, on the event loop's clock.
         chunk: Contains the original records; None once all records are settled.
         stretches: Ranges of the chunk's data whose lines are events, in the order of `EncodedChunk.lines`; used while
             `bounds` is empty.
         bounds: Start and end of each event in the chunk's data, flat, in the same order.
-        event_keys: Keys of the EventIds, 16 bytes each, in the same order; empty if the dedupe window is off or all
-            records are settled.
-        accepted_keys: Those of the accepted events.
+        event_keys: Keys of the EventIds in the same order; empty if the dedupe window is off or all records are
+            settled.
         sent_bytes: Total length of its events as sent, minus the memory of events that wait for an answer.
-        ledger: Counts of events that are or will be accepted; to be summed.
-        repeated: Counts of duplicates; to be summed.
     """
 
-    stream: Stream
-    start_offset: int
-    end_offset: int
-    tail: bytes
-    records: int
     unsettled: int
     opened_at: float = 0.0
     chunk: Chunk | None = None
     stretches: Sequence[tuple[int, int]] = ()
     bounds: array[int] = NO_BOUNDS
     event_keys: bytes = b""
-    accepted_keys: bytes = b""
     sent_bytes: int = 0
-    accepted: int = 0
-    duplicates: int = 0
-    rejections: list[Rejection] = []
-    ledger: list[Tally] = []
-    repeated: list[Tally] = []
 
     def bounds_of(self, ordinal: int) -> tuple[int, int]:
         """Return start and end of an unsettled event in the data of the chunk; ordinals start at 0."""
@@ -420,22 +429,6 @@ class BatchResult(Struct, frozen=True, eq=False):
 
     accepted: Batch | None
     refused: Sequence[tuple[Batch, Refusal]] = ()
-
-
-class Checkpoint(Struct, frozen=True, eq=False, kw_only=True):
-    """The settled end of a stream, and the results of its records since the last checkpoint, at `start_offset`."""
-
-    stream: Stream
-    end_offset: int
-    tail: bytes
-    read: int
-    accepted: int
-    duplicates: int
-    rejections: list[Rejection]
-    start_offset: int = 0
-    ledger: Sequence[Tally] = ()
-    repeated: Sequence[Tally] = ()
-    accepted_keys: bytes = b""
 
 
 def move_checkpoints(saved: Iterable[Checkpoint]) -> None:

@@ -173,10 +173,5 @@ _REPORT_ENCODER: Final = msgspec.json.Encoder(decimal_format="number")
 
 
 def encode_report(report: DailyReport) -> bytes:
-    """
-    Encode a report as JSON with the same number types as the service.
-
-    Returns:
-        UTF-8 JSON; every `Decimal` keeps its scale (`1234.5000`), and None is omitted.
-    """
+    """Encode a report as JSON with the number types of the service; every `Decimal` keeps its scale (`1234.5000`)."""
     return _REPORT_ENCODER.encode(report)

@@ -495,7 +495,7 @@ class MistakeCounter:
     def _times_with(self, encoded: EncodedChunk) -> tuple[int, int]:
         """Return the counts of records from the future and others, including a chunk; reset if most are not."""
         future = sum(map(is_future_timestamp, encoded.span.rejections))
-        present = encoded.span.records - len(encoded.span.rejections)
+        present = encoded.span.read - len(encoded.span.rejections)
         return (0, 0) if present > future else (self._future + future, self._present + present)
 
     def _counts_of(self, stream: Stream) -> Counter[str]:

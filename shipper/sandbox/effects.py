@@ -35,12 +35,7 @@ class Connection:
         await response(self._scope, self._receive, self._send)
 
     async def apply(self, fault: AnyFault, response: Response | None) -> bool:
-        """
-        Apply a fault; return whether the exchange has ended.
-
-        Args:
-            response: The response to replace or alter; None if the request was not handled yet.
-        """
+        """Apply a fault to a request, or to its response if it was handled; return whether the exchange has ended."""
         match fault:
             case Delay(seconds=seconds):
                 await anyio.sleep(seconds)

@@ -52,12 +52,7 @@ class Answer(Struct, kw_only=True, omit_defaults=True):
 
 @contextmanager
 def listening(directory: Path) -> Iterator[socket.socket]:
-    """
-    Listen in a state directory whose lock the caller holds, replacing a socket left by a killed process.
-
-    Raises:
-        OSError: Its text gives the reason.
-    """
+    """Listen in a state directory whose lock the caller holds; replace the socket of a killed process."""
     path = directory / _NAME
     with socket.socket(socket.AF_UNIX) as listener:
         with suppress(FileNotFoundError):

@@ -16,7 +16,7 @@ import faulthandler
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import get_ident
 from typing import Final, Literal
@@ -68,10 +68,7 @@ def at_work(item: WorkItem) -> Iterator[WorkItem]:
     thread, outer = get_ident(), _items.get(get_ident())
     _items[thread] = item
     try:
-        if item.is_single or item.stage == "read":
-            with recorded(item):
-                yield item
-        else:
+        with recorded(item) if item.is_single or item.stage == "read" else nullcontext():
             yield item
     finally:
         if outer is None:
@@ -125,7 +122,6 @@ def set_recorder(recorder: Callable[[WorkItem, bool], None] | None) -> None:
 
 
 # Stuck places, across starts -----------------------------------------------------------------------------------------
-
 
 _Position = tuple[Stage, str, int, bool]
 

@@ -45,7 +45,7 @@ class Settling(RuleBasedStateMachine):
             start_offset=start,
             end_offset=start + 10,
             tail=b"t",
-            records=good + bad + repeated,
+            read=good + bad + repeated,
             unsettled=good,
             duplicates=repeated,
             rejections=rejections,
@@ -101,7 +101,7 @@ class Settling(RuleBasedStateMachine):
                 self.count(span)
 
     def count(self, span: Span) -> None:
-        self.handed["read"] += span.records
+        self.handed["read"] += span.read
         self.handed["accepted"] += span.accepted
         self.handed["duplicates"] += span.duplicates
         self.handed["rejections"] += len(span.rejections)
@@ -127,7 +127,7 @@ class Settling(RuleBasedStateMachine):
             span for number, spans in self.spans.items() for span in spans if span.end_offset <= self.saved[number]
         ]
         assert self.handed == {
-            "read": sum(span.records for span in passed),
+            "read": sum(span.read for span in passed),
             "accepted": sum(span.accepted for span in passed),
             "duplicates": sum(span.duplicates for span in passed),
             "rejections": sum(len(span.rejections) for span in passed),

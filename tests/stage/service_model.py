@@ -50,7 +50,7 @@ def batch_of(numbers: Iterable[int], *, number: int = 1, padding: int = 0) -> Ba
         start_offset=0,
         end_offset=1,
         tail=b"",
-        records=len(lines),
+        read=len(lines),
         unsettled=len(lines),
     )
     body = BODY_HEAD + b",".join(lines) + BODY_TAIL

@@ -66,7 +66,7 @@ def encode(
     assert offset == chunk.end_offset
     for piece in pieces:
         good = len(piece.event_ids)
-        assert piece.span.records == good + len(piece.span.rejections) + piece.span.duplicates
+        assert piece.span.read == good + len(piece.span.rejections) + piece.span.duplicates
         assert piece.span.unsettled == good == len(piece.consumer_ids)
         assert len(piece.lines.split(b"\n")) == good or (not good and not piece.lines)
     return pieces
@@ -78,7 +78,7 @@ def joined(pieces: Sequence[EncodedChunk]) -> EncodedChunk:
     span = replace(
         spans[0],
         end_offset=spans[-1].end_offset,
-        records=sum(span.records for span in spans),
+        read=sum(span.read for span in spans),
         unsettled=sum(span.unsettled for span in spans),
         duplicates=sum(span.duplicates for span in spans),
         rejections=[each for span in spans for each in span.rejections],
@@ -274,7 +274,7 @@ def test_lines_get_the_verdict_that_each_gets_alone():
         )
         records = [name for name in names if name != "blank"]
         assert good_lines(pieces) == [kinds["good"]] * names.count("good"), names
-        assert sum(piece.span.records for piece in pieces) == len(records), names
+        assert sum(piece.span.read for piece in pieces) == len(records), names
         rejections = [rejection for piece in pieces for rejection in piece.span.rejections]
         assert [rejection.raw for rejection in rejections] == [kinds[name] for name in records if name != "good"]
 
@@ -288,13 +288,13 @@ def test_the_last_line_needs_no_newline():
 def test_blank_lines_are_not_records():
     pieces = encode(b"\n\r\n" + L1 + b"\r\n\n \t\n" + L2 + b"\n\n")
     assert good_lines(pieces) == [L1 + b"\r", L2]
-    assert sum(piece.span.records for piece in pieces) == 2
+    assert sum(piece.span.read for piece in pieces) == 2
 
 
 @each("data", [b"\n\n\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n", b"\xef\xbb\xbf\r\n\r\n", b"\0" * 300, b" \0\n"])
 def test_byte_order_marks_blanks_and_holes_are_not_records(data: bytes):
     (piece,) = encode(data)
-    assert (piece.span.start_offset, piece.span.end_offset, piece.span.records) == (0, len(data), 0)
+    assert (piece.span.start_offset, piece.span.end_offset, piece.span.read) == (0, len(data), 0)
 
 
 def test_a_byte_order_mark_is_accepted_only_at_the_start_of_a_stream():
@@ -330,7 +330,7 @@ def test_an_oversized_line_is_one_dead_letter():
     )
     piece = Codec(strict_records(10), max_record_bytes=10).encode(chunk, 7, room_events=1, room_bytes=1, latest=LATEST)
     assert piece is not None
-    assert (piece.span.records, piece.span.unsettled, piece.span.end_offset) == (1, 0, 99)
+    assert (piece.span.read, piece.span.unsettled, piece.span.end_offset) == (1, 0, 99)
     (rejection,) = piece.span.rejections
     assert (rejection.rule, rejection.start_offset, rejection.end_offset) == ("oversized", 7, 99)
 
@@ -346,7 +346,7 @@ def test_the_length_limit_is_exact(length: int, rule: str | None, neighbours: in
     pieces = encode(b"\n".join([*around, padded, *[each.replace(b"-a165-", b"-b165-") for each in around]]) + b"\n")
     rules = [rejection.rule for piece in pieces for rejection in piece.span.rejections]
     assert rules == ([rule] if rule else [])
-    assert sum(piece.span.records for piece in pieces) == 2 * neighbours + 1
+    assert sum(piece.span.read for piece in pieces) == 2 * neighbours + 1
 
 
 @pytest.mark.parametrize("hole", [1, LIMIT - 500, LIMIT, 3 * LIMIT])

@@ -50,7 +50,7 @@ def encode(codec: Codec, lines: Sequence[bytes], start: int) -> EncodedChunk:
     piece = joined(pieces)
     assert (piece.span.start_offset, piece.span.end_offset) == (start, chunk.end_offset)
     assert piece.span.unsettled == len(piece.event_ids) == len(piece.consumer_ids)
-    assert piece.span.records == len(piece.event_ids) + len(piece.span.rejections)
+    assert piece.span.read == len(piece.event_ids) + len(piece.span.rejections)
     return piece
 
 

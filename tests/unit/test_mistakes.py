@@ -36,7 +36,7 @@ def piece(of: Stream, rules: Iterable[str]) -> EncodedChunk:
         start_offset=0,
         end_offset=10 * len(listed),
         tail=b"",
-        records=len(listed),
+        read=len(listed),
         unsettled=len(good),
         rejections=rejections,
     )
@@ -58,7 +58,7 @@ def settled(counter: MistakeCounter, of: Stream, rules: list[str], most: int = 1
         if counter.excessive_run(next_piece):
             break
         counter.add(next_piece)
-        done += next_piece.span.records
+        done += next_piece.span.read
     return done
 
 
