@@ -83,10 +83,6 @@ class DeliveryGaveUpError(ShipperError):
         self.reason = reason
 
 
-class HeldBackError(DeliveryGaveUpError):
-    """A one-shot run ended early because the next records of the input must not be settled unchanged."""
-
-
 class ReportError(ShipperError):
     """The affiliate daily report could not be fetched, or is not the requested document."""
 

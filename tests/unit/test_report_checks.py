@@ -264,6 +264,8 @@ def test_seeded_months_follow_each_other():
             end=end,
             now_seconds=NOW,
             figures="seeded",
+            seed=1,
+            restated={},
         )
         for start, end in (JANUARY, DECEMBER)
     )
