@@ -39,19 +39,13 @@ _NAMES_SHOWN: Final = 3
 
 
 class Probe(Struct, frozen=True):
-    """
-    A request that tests route, key and token without writing anything.
-
-    Attributes:
-        remark: Added to a successful result.
-        hint: Added if the path is not found.
-    """
+    """A request that tests route, key and token without writing anything."""
 
     method: str
     path: str
     body: bytes = b""
-    remark: str = ""
-    hint: str = ""
+    remark: str = ""  # added to a successful result
+    hint: str = ""  # added if the path is not found
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"

@@ -49,24 +49,15 @@ _NO_COLUMNS: Final = Columns.of(())
 
 
 class _Piece(NamedTuple):
-    """
-    Validated records of a chunk.
+    """Validated records of a chunk."""
 
-    Attributes:
-        end: End of the records in the chunk's data.
-        lines: The valid records as they are sent; if all lines are valid unchanged, one text.
-        starts: Offsets of the valid records in the stream; if all lines are valid unchanged, only the first.
-        ends: Ends of the valid records in the stream; empty if all lines are valid unchanged.
-        changes: None if nothing was rewritten.
-    """
-
-    end: int
-    lines: list[bytes]
+    end: int  # of the records in the chunk's data
+    lines: list[bytes]  # the valid records as they are sent; if all lines are valid unchanged, one text
     columns: Columns
-    starts: list[int]
-    ends: list[int]
+    starts: list[int]  # offsets of the valid records in the stream; if all lines are valid unchanged, only the first
+    ends: list[int]  # ends of the valid records in the stream; empty if all lines are valid unchanged
     rejections: list[Rejection]
-    changes: Changes | None
+    changes: Changes | None  # None if nothing was rewritten
 
     @classmethod
     def rejected(cls, end: int, rejections: list[Rejection]) -> _Piece:
@@ -74,23 +65,14 @@ class _Piece(NamedTuple):
 
 
 class _Scanned(NamedTuple):
-    """
-    Natively scanned lines of a chunk.
+    """Natively scanned lines of a chunk."""
 
-    Attributes:
-        end: End of the lines in the chunk's data.
-        stretches: Runs of ordinary lines: start, end and number of lines.
-        others: Start and end of each line that must be validated here.
-        keys, consumer_ids, ledger: Of the ordinary lines.
-        repeats: As in `EncodedChunk`, if there are no other lines.
-    """
-
-    end: int
-    stretches: Sequence[tuple[int, int, int]]
-    others: Sequence[tuple[int, int]]
-    keys: bytes
+    end: int  # of the lines in the chunk's data
+    stretches: Sequence[tuple[int, int, int]]  # runs of ordinary lines: start, end and number of lines
+    others: Sequence[tuple[int, int]]  # start and end of each line to validate here
+    keys: bytes  # of the ordinary lines, like all that follows
     consumer_ids: bytes
-    repeats: Sequence[tuple[int, int, int]]
+    repeats: Sequence[tuple[int, int, int]]  # as in `EncodedChunk`, if there are no other lines
     ledger: Tally
 
 

@@ -40,18 +40,11 @@ decode_raw: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Records(NamedTuple):
-    """
-    Nonblank records, one item per record in each list.
+    """Nonblank records, one item per record in each list."""
 
-    Attributes:
-        offsets: Offsets in the stream.
-        raws: The original records, without separators.
-        wires: The records as they would be sent.
-    """
-
-    offsets: list[int]
-    raws: list[bytes]
-    wires: list[bytes]
+    offsets: list[int]  # in the stream
+    raws: list[bytes]  # the original records, without separators
+    wires: list[bytes]  # as they would be sent
 
     def select(self, indexes: Sequence[int]) -> Records:
         offsets, raws, wires = self

@@ -42,17 +42,13 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 class Changes(Struct):
-    """
-    Counts of changes made to records.
+    """Counts of changes made to records."""
 
-    Attributes:
-        normalized: Number of records in which a field was changed, by field.
-        unknown: Number of records with an unknown field, by its name.
-        unlisted: Number of records with a code that `values` does not list, by field.
-    """
-
+    # Number of records in which a field was changed, by field.
     normalized: Counter[str] = msgspec.field(default_factory=Counter)
+    # Number of records with an unknown field, by its name.
     unknown: Counter[str] = msgspec.field(default_factory=Counter)
+    # Number of records with a code that `values` does not list, by field.
     unlisted: Counter[str] = msgspec.field(default_factory=Counter)
 
     def add(self, other: Changes) -> None:

@@ -23,20 +23,13 @@ from shipper.system.work import StuckPlaces
 
 
 class OpenState(NamedTuple):
-    """
-    A state directory locked by this process.
-
-    Attributes:
-        next_stream_id: Returns an unused id.
-        has_spool: Whether an earlier process left anything in the spool.
-        stuck: The places where earlier processes got stuck.
-    """
+    """A state directory locked by this process."""
 
     directory: Path
     store: Store
-    next_stream_id: Callable[[], int]
-    has_spool: bool
-    stuck: StuckPlaces
+    next_stream_id: Callable[[], int]  # returns an unused id
+    has_spool: bool  # whether an earlier process left anything in the spool
+    stuck: StuckPlaces  # the places where earlier processes got stuck
 
     def spool(
         self,

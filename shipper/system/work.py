@@ -37,25 +37,15 @@ _WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_TRUNC | GUARDED
 
 
 class WorkItem(Struct, eq=False):
-    """
-    A unit of work.
-
-    Attributes:
-        path: A path or pattern, for messages.
-        source: Key of the input, independent of its name; empty = none.
-        offset: Where in the input the work begins.
-        end: Upper bound of where it ends; 0 = unknown.
-        is_single: The item is a single record, and is written to `at-work`.
-        steps: Progress in any unit; the work is not stuck while this grows.
-    """
+    """A unit of work."""
 
     stage: Stage
-    path: str = ""
-    source: str = ""
-    offset: int = 0
-    end: int = 0
-    is_single: bool = False
-    steps: int = 0
+    path: str = ""  # a path or pattern, for messages
+    source: str = ""  # key of the input, independent of its name; empty = none
+    offset: int = 0  # where in the input the work begins
+    end: int = 0  # upper bound of where it ends; 0 = unknown
+    is_single: bool = False  # the item is a single record, and is written to `at-work`
+    steps: int = 0  # progress in any unit; the work is not stuck while this grows
 
 
 _items: Final[dict[int, WorkItem]] = {}  # by thread
