@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -23,6 +25,25 @@ OK = Answer(status=202, content_type="application/json", retry_after="", body=b"
 
 def answer(status: int, retry_after: str = "", body: bytes = b"") -> Answer:
     return Answer(status=status, content_type="application/json", retry_after=retry_after, body=body)
+
+
+def failing(code: int) -> Callable[..., Any]:
+    """Return a system call that always fails with this error."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+class HandClock:
+    """A clock that only the test advances."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class ScriptedEndpoint:

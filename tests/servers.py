@@ -17,6 +17,8 @@ from contextlib import suppress
 from typing import Self
 from urllib.parse import urlsplit
 
+import pytest
+
 Reply = bytes | Callable[[socket.socket], None]
 
 REPORTED = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -272,6 +274,13 @@ def read_request(connection: socket.socket) -> bytes:
     return head + b"\r\n\r\n" + body
 
 
+def skip_without_ipv6() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback address ::1")
+
+
 def close(connection: socket.socket) -> None:
     """Reply by closing the connection."""
     connection.shutdown(socket.SHUT_RDWR)
@@ -289,11 +298,11 @@ def stall(connection: socket.socket) -> None:
         pass
 
 
-def head_and_close(connection: socket.socket) -> None:
-    """Reply with part of a head, then close the connection."""
-    connection.sendall(b"HTTP/1.1 202 Acc")
-    connection.shutdown(socket.SHUT_RDWR)
+def after(data: bytes, then: Callable[[socket.socket], None]) -> Reply:
+    """Return a reply that sends some bytes before another reply."""
 
+    def reply(connection: socket.socket) -> None:
+        connection.sendall(data)
+        then(connection)
 
-def origin_with(is_tls: bool, context: ssl.SSLContext, *replies: Reply) -> Origin:
-    return Origin(*replies, context=context if is_tls else None)
+    return reply

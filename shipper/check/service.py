@@ -63,7 +63,6 @@ class Checkup:
     Args:
         section: Section of the settings, `intake` or `report`.
         report: Called with every result as soon as it is known.
-        wall_time: Seconds since the epoch.
     """
 
     def __init__(
@@ -157,7 +156,7 @@ class Checkup:
     # Request ----------------------------------------------------------------------------------------------------------
 
     async def request(self, probe: Probe | None) -> None:
-        """Get the credentials and send a request, if any; if the first key is rejected, try the second one, too."""
+        """Get the credentials and, with a probe, send it; if the key is rejected, try the second one, too."""
         try:
             endpoint = Endpoint(self._connection)
             credentials = Credentials(self._connection, wall_time=self._wall_time, rng=self._rng)
@@ -301,7 +300,7 @@ def describe_expiry(expires_at: float | None, wall_time: float) -> tuple[Result,
 
 
 def describe_certificate(certificate: Any, wall_time: float) -> tuple[Result, str]:
-    """Describe subject, issuer and expiry of a certificate, as returned by `SSLSocket.getpeercert`."""
+    """Describe subject, issuer and expiry of a certificate as returned by `SSLSocket.getpeercert`."""
     subject, issuer = ({kind: value for ((kind, value), *_) in certificate.get(of, ())} for of in ("subject", "issuer"))
     names = [value for _, value in certificate.get("subjectAltName", ())] or [subject.get("commonName", "nobody")]
     shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")

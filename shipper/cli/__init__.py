@@ -7,6 +7,7 @@ stderr, and only the requested output to stdout.
 
 from __future__ import annotations
 
+import codecs
 import gc
 import io
 import os
@@ -16,6 +17,7 @@ from typing import Final, NoReturn, TextIO
 
 from shipper.cli.signals import ignore_signals, record_signals
 from shipper.model.errors import ShipperError, first_of
+from shipper.model.printable import escape_unencodable
 from shipper.system.memory import call_c_library, share_one_arena
 from shipper.system.work import work_items
 
@@ -77,8 +79,10 @@ def prepare_process() -> None:
     _open_standard_descriptors()
     sys.meta_path.insert(0, _StructlogWithoutRich())
     sys.stdout, sys.stderr = _buffered(sys.stdout), _buffered(sys.stderr)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files, in a locale without their characters
+    codecs.register_error("shipper", escape_unencodable)  # names of files, in a locale without their characters
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="shipper")
 
 
 def main() -> NoReturn:
@@ -115,6 +119,12 @@ def _run() -> NoReturn:
         assert isinstance(error, ShipperError)
         say(f"shipper: {error}")
         code = error.exit_code
+    except* MemoryError:
+        say(
+            "shipper: there is not enough memory: raise its limit (ulimit -v), or lower batch.max_bytes, "
+            "input.max_record_bytes or delivery.max_concurrency. The next start continues at the checkpoint"
+        )
+        code = 1
     finally:
         gc.freeze()  # skip the final garbage collection
     sys.exit(code)

@@ -37,7 +37,7 @@ from shipper.config.settings import (
     require_endpoint,
     secrets_in,
 )
-from shipper.model.errors import ConfigError
+from shipper.model.errors import ConfigError, StateError
 from shipper.model.version import __version__
 from shipper.system.native import ENGINE
 from shipper.system.permissions import access_problem, describe_ownership
@@ -119,10 +119,11 @@ class _Findings:
         return 0 if not failed else 4 if all(":" in name for name in failed) else 2
 
     def report(self, item: Item) -> None:
+        item = Item(item.result, item.name, plain(item.what))
         self._items.append(item)
         if self._is_json:
             return
-        rest = f"  {item.name:<{self.width}}  {plain(' '.join(item.what.split()))}"
+        rest = f"  {item.name:<{self.width}}  {' '.join(item.what.split())}"
         if sys.stdout.isatty():
             from rich.console import Console
             from rich.text import Text
@@ -171,15 +172,20 @@ def _check_inputs(settings: Settings, checks: CheckSelection) -> Iterator[Item]:
 
 
 def _check_state(settings: Settings) -> Iterator[Item]:
+    from shipper.pipeline.opening import service_change
     from shipper.state.directory import lock_holder
 
     directory = settings.state.directory
     result, message = _check_directory(directory)
+    if result != "fail" and (problem := _store_problem(directory)):
+        result, message = "fail", problem
     yield Item(result, "state.directory", message)
     holder = lock_holder(directory)
     if holder is not None:
         process = f"process {holder}" if holder else "another process"
         yield Item("note", "state.directory", f"{process} uses it; a second shipper would exit with code 5")
+    if message := service_change(settings):
+        yield Item("note", "state.directory", message)
     parent = next(folder for folder in (directory, *directory.parents) if os.path.isdir(folder))
     status = os.statvfs(parent)
     free, needed = status.f_bavail * status.f_frsize, settings.spool.max_bytes + settings.state.dead_letter_max_bytes
@@ -216,6 +222,21 @@ def _check_directory(directory: Path) -> tuple[Result, str]:
     if mode & 0o077:
         return "note", f"{directory} is accessible to other users (mode {mode:04o}); the next start restricts it"
     return "ok", f"{directory} (mode {mode:04o})"
+
+
+def _store_problem(directory: Path) -> str:
+    """Return why the next start would refuse the saved state; empty if it would not."""
+    from shipper.state.schema import check_pages, check_wal, reading
+    from shipper.status.overview import read_overview
+
+    try:
+        read_overview(directory)
+        check_wal(directory / "state.db")
+        with reading(directory) as db:
+            check_pages(db)
+    except StateError as error:
+        return str(error)
+    return ""
 
 
 def _check_files(settings: Settings) -> Iterator[Item]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TextIO, TypeVar, cast
 
@@ -18,7 +19,7 @@ import typer
 from shipper.cli.commands import UsageError, option
 from shipper.config.load import USUAL_FILES, Entry, SettingsFile, misspelt_variables, read_entries
 from shipper.config.settings import Settings, build_settings, literal_secrets, require_endpoint
-from shipper.model.errors import ConfigError, ShipperError
+from shipper.model.errors import ConfigError, ShipperError, StateError, StateUnwritableError
 from shipper.model.printable import printable, printable_json
 from shipper.model.units import several as several
 from shipper.system.files import FULL_DISK
@@ -45,19 +46,10 @@ def format_option(text: str, *aliases: str) -> Any:
     return option("FORMAT", text, "--format", *aliases)
 
 
-def _setting(metavar: str, text: str, *names: str) -> Any:
-    return option(metavar, text, *names, rich_help_panel="Settings and logs")
+_setting: Final = partial(option, rich_help_panel="Settings and logs")
+_CONFIG_HELP: Final = "The settings file (default: $SHIPPER_CONFIG, ./shipper.toml or /etc/shipper/shipper.toml)."
 
-
-ConfigOption = Annotated[
-    Path | None,
-    _setting(
-        "FILE",
-        "The settings file (default: $SHIPPER_CONFIG, ./shipper.toml or /etc/shipper/shipper.toml).",
-        "--config",
-        "-c",
-    ),
-]
+ConfigOption = Annotated[Path | None, _setting("FILE", _CONFIG_HELP, "--config", "-c")]
 SetOption = Annotated[list[str] | None, _setting("KEY=VALUE", "A setting; overrides file and environment.", "--set")]
 OutputOption = Annotated[str, option("FILE", "The file to write; - for stdout.", "--output", "-o")]
 RateOption = Annotated[float | None, option("N", "Maximum events per second; 0 = no limit.", "--rate")]
@@ -87,15 +79,7 @@ class SettingsOptions(NamedTuple):
 
 
 def read_settings(options: SettingsOptions, needs: Needed | None = None, flags: Mapping[str, object] = {}) -> Settings:
-    """
-    Read the settings of a command.
-
-    Args:
-        needs: The endpoint that the command requires.
-        flags: As for `SettingsOptions.entries`.
-    Raises:
-        ConfigError: A setting is wrong; the first one if there are several.
-    """
+    """Read the settings; `needs` is an endpoint that the command requires. Raise `ConfigError` if one is wrong."""
     entries = options.entries(flags)
     settings = build_settings(entries, environ=os.environ)
     if needs is not None:
@@ -124,12 +108,7 @@ def prepare(options: SettingsOptions, needs: Needed | None = None, flags: Mappin
 
 
 def require_directory(settings: Settings) -> Settings:
-    """
-    Return the settings if the state is in a directory.
-
-    Raises:
-        ConfigError: The settings are those of a consumer group member, whose state is in the brokers.
-    """
+    """Return the settings; raise `ConfigError` if their state is in the brokers."""
     kafka = settings.input.kafka
     if kafka is not None:
         raise ConfigError(
@@ -161,7 +140,13 @@ def state_on_disk(settings: Settings, *, is_writer: bool = False) -> Iterator[tu
     from shipper.kafka.view import GroupView
 
     with TemporaryDirectory(prefix="shipper-view-") as name:
-        view = GroupView(kafka, Path(name), max_record_bytes=settings.input.max_record_bytes if is_writer else None)
+        try:
+            view = GroupView(kafka, Path(name), max_record_bytes=settings.input.max_record_bytes if is_writer else None)
+        except StateUnwritableError as error:
+            raise StateError(
+                f"the dead letters and the ledger of the group cannot be copied to {name} ({error.__cause__}); make "
+                "room there, or name a folder with more room in the environment variable TMPDIR"
+            ) from error
         for (topic, group), count in view.skipped.items():
             messages = several(count, "message") + f" of group {group}" if group else several(count, "other message")
             say(f"the topic {topic} also contains {messages}: skipped")
@@ -175,14 +160,7 @@ def readable_state(settings: Settings) -> Settings:
 
 
 def open_input(path: Path, settings: Settings, known: Sequence[Stream] = ()) -> StreamReader:
-    """
-    Open an input file.
-
-    Args:
-        known: Known streams; if the file is one of them, reading begins at its checkpoint.
-    Raises:
-        SourceError: The file cannot be read.
-    """
+    """Open an input file, at its checkpoint if it is a `known` stream; raise `SourceError` if it cannot be read."""
     from shipper.sources.identity import StreamIndex
     from shipper.sources.reader import input_form
 
@@ -208,12 +186,7 @@ def set_up_logs(settings: Settings, *, uses_secrets: bool = True) -> None:
 
 @contextmanager
 def tolerate_closed_stdout() -> Iterator[None]:
-    """
-    Treat a closed stdout as success.
-
-    Raises:
-        ShipperError: Stdout cannot be written for another reason, such as a full disk.
-    """
+    """Treat a closed stdout as success; raise `ShipperError` if it cannot be written, such as on a full disk."""
     try:
         yield
     except BrokenPipeError:

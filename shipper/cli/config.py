@@ -204,12 +204,7 @@ def _example(leaf: Leaf) -> Any:
 
 
 def _write_private(path: Path, text: str, *, replace: bool) -> None:
-    """
-    Write a file with mode 0600.
-
-    Raises:
-        ConfigError: The file exists already, or cannot be written.
-    """
+    """Write a file with mode 0600; raise `ConfigError` if it exists already or cannot be written."""
     try:
         if replace:
             replace_file(path, text.encode())

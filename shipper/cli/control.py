@@ -15,7 +15,8 @@ import typer
 from shipper.cli.common import SettingsOptions, prepare, require_directory, say
 from shipper.cli.signals import at_stop
 from shipper.model.errors import ConfigError, DeliveryGaveUpError, StateInUseError
-from shipper.system.control import Answer, Request, connect
+from shipper.system.control import SOCKET, Answer, Request, connect
+from shipper.system.permissions import DENIALS, access_problem
 
 _START_LIMIT_S: Final = 2.0  # between acquiring the lock and listening
 _START_POLL_S: Final = 0.05
@@ -40,10 +41,11 @@ def retry(*, options: SettingsOptions) -> None:
 
 def connect_to_running(directory: Path) -> socket.socket | None:
     """
-    Connect to the process that holds a state directory; return None if there is none.
+    Connect to the process that holds a directory, if any.
 
     Raises:
-        StateInUseError: It cannot be reached.
+        ConfigError: The permission is missing.
+        StateInUseError: It cannot be reached for another reason.
     """
     from shipper.state.directory import lock_holder
 
@@ -55,6 +57,8 @@ def connect_to_running(directory: Path) -> socket.socket | None:
             holder = lock_holder(directory)
             if holder is None and isinstance(error, FileNotFoundError | ConnectionRefusedError | NotADirectoryError):
                 return None
+            if error.errno in DENIALS and (problem := access_problem(directory / SOCKET)):
+                raise ConfigError(f"{problem}; use the running shipper's user", key="state.directory") from None
             if time.monotonic() >= give_up_at:
                 raise StateInUseError(
                     f"{directory} is in use by another shipper (process {holder or 'unknown'}), which cannot be "

@@ -136,7 +136,6 @@ class Validation:
 
         Args:
             name: Identifies the input in the findings.
-            lines_before: Number of lines before the first chunk.
             file: The file to give advice about if most of its records cannot be parsed or lack the same fields.
         """
         findings = self.findings
@@ -310,12 +309,7 @@ class Validation:
 
 
 def describe_kind(head: bytes, *, is_csv: bool) -> str:
-    """
-    Describe an input without records by its first bytes, and what to do; empty if its kind is unknown.
-
-    Args:
-        is_csv: It was read as CSV.
-    """
+    """Describe an input without records by its first bytes, and what to do; empty if its kind is unknown."""
     text = head.removeprefix(codecs.BOM_UTF8).lstrip().lower()
     if text.startswith((b"<!doctype html", b"<html")):
         return "it is an HTML page, perhaps an error page, and contains no records"

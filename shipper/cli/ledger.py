@@ -122,13 +122,13 @@ def _notes(complete_from: date | None, period: DateRange | None, letters: DeadLe
 def _erase(settings: Settings, affiliate_id: str, *, yes: bool) -> None:
     """Erase an AffiliateID, given in its original form or as shown."""
     from shipper.state.affiliates import ERASED
-    from shipper.state.directory import locked_directory
+    from shipper.state.directory import has_state, locked_directory
     from shipper.state.store import Store
 
     if affiliate_id in ("", ERASED):
         raise typer.BadParameter("--erase-affiliate needs an AffiliateID")
     directory = settings.state.directory
-    if not directory.exists():
+    if not has_state(directory):
         say(f"the ledger is empty: there is no state directory {directory}")
         return
     confirm("permanently erase this AffiliateID from the ledger? Its counts are kept as (erased).", yes=yes)

@@ -76,12 +76,7 @@ def suggest(
 
 
 def suggest_mapping(path: Path, settings: Settings) -> str:
-    """
-    Suggest a mapping for a file, as TOML; empty if no field has a known name, as the names may be values.
-
-    Raises:
-        SourceError: The file cannot be read.
-    """
+    """Suggest a mapping for a file, as TOML; empty if no field has a known name, as the names may be values."""
     found = _suggestions(path, settings)
     if not any(suggestion.path and not suggestion.is_by_values for suggestion in found.by_field.values()):
         return ""
@@ -111,12 +106,7 @@ def encoding_advice(head: bytes) -> str:
 
 
 def suggest_missing(path: Path, settings: Settings, lacking: Collection[str]) -> list[str]:
-    """
-    Suggest lines to add to `records.mapping` of the settings; errors as for `suggest_mapping`.
-
-    Args:
-        lacking: Fields missing from records with the current mapping.
-    """
+    """Suggest lines to add to `records.mapping`, as `lacking` fields are missing with the current one."""
     sources = settings.records.field_sources
     fields = [field for field in FIELDS if field in lacking or (field in _OPTIONAL and field not in sources)]
     used = {column for field in FIELDS if field not in fields and field in sources for column in sources[field].paths}

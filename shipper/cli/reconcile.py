@@ -221,12 +221,16 @@ def _not_compared(outcome: Outcome[Period], complete_from: date | None) -> list[
 def _period(part: Part, fetched: FetchedReport, history: History | None, days: Days) -> Period:
     """Store a report; return it with earlier versions that were fetched after its days were over."""
     from shipper.model.errors import ReportError
-    from shipper.report.checks import check_fetched, check_period
+    from shipper.report.checks import Finding, check_fetched, check_period
     from shipper.report.reconcile.model import Period
 
     for finding in check_period(fetched.report, part.days):
         raise ReportError(f"{part}: {finding.message}")
     findings = [finding for finding in check_fetched(part, fetched).findings if finding.severity != "info"]
+    if fetched.unknown_fields:
+        names = ", ".join(fetched.unknown_fields)
+        message = f"undocumented fields, which may mean that the report is incomplete: {names}"
+        findings.append(Finding(check="fields_are_documented", severity="note", message=message))
     earlier = []
     if history is not None:
         version = history.add(part, fetched)

@@ -6,11 +6,11 @@ import shlex
 import time
 from binascii import crc32
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
-import typer
-
+from shipper.cli.commands import flag, option
 from shipper.cli.common import plain, run_async
 from shipper.cli.config import toml_value
 from shipper.model.errors import ConfigError
@@ -32,105 +32,73 @@ if TYPE_CHECKING:
     from shipper.sandbox.service import RequestEntry
 
 _HEADER: Final = b"# Written by `shipper sandbox`"
-_ANSWERS: Final = "Answers"
-_LIMITS: Final = "Limits and waits"
-_ACCESS: Final = "Keys, tokens and clocks"
-_FAULTS: Final = "Faults"
-
-
-def _option(panel: str | None, metavar: str, text: str, *spellings: str, **bounds: Any) -> Any:
-    return typer.Option(*spellings, metavar=metavar, help=text, rich_help_panel=panel, **bounds)
-
-
-def _flag(panel: str | None, text: str, *spellings: str) -> Any:
-    return typer.Option(*spellings, help=text, rich_help_panel=panel)
+_answers = partial(option, rich_help_panel="Answers")
+_limits = partial(option, rich_help_panel="Limits and waits")
+_access = partial(option, rich_help_panel="Keys, tokens and clocks")
+_faults = partial(option, rich_help_panel="Faults")
 
 
 class Flags(NamedTuple):
     """The options of the command; those named like a field of `SandboxOptions` set that field."""
 
-    host: Annotated[str, _option(None, "ADDRESS", "Loopback address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, _option(None, "N", "The port; 0 = any free one.", min=0, max=65535)] = 8080
+    host: Annotated[str, option("ADDRESS", "Loopback address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, option("N", "The port; 0 = any free one.", min=0, max=65535)] = 8080
     output: Annotated[
         Path | None,
-        _option(
-            None,
-            "FILE",
-            "Write a configuration for this sandbox (mode 0600).",
-            "--output",
-            "-o",
-            "--write-config",
-        ),
+        option("FILE", "Write a configuration for this sandbox (mode 0600).", "--output", "-o", "--write-config"),
     ] = None
-    store: Annotated[Path | None, _option(None, "FILE", "Store events in this file instead of in memory.")] = None
-    blackhole: Annotated[bool, _flag(None, "Only count events; do not validate or store them.", "--blackhole")] = False
-    verbose: Annotated[bool, _flag(None, "Log each request to stderr, on one line.", "--verbose", "-v")] = False
+    store: Annotated[Path | None, option("FILE", "Store events in this file instead of in memory.")] = None
+    blackhole: Annotated[bool, flag("Only count events; do not validate or store them.", "--blackhole")] = False
+    verbose: Annotated[bool, flag("Log each request to stderr, on one line.", "--verbose", "-v")] = False
 
     profile: Annotated[
-        Profile,
-        _option(
-            _ANSWERS, "NAME", "document: the documented rules; strict: also publicly known rules of such services."
-        ),
+        Profile, _answers("NAME", "document: the documented rules; strict: also publicly known rules of such services.")
     ] = "document"
     rejection: Annotated[
-        Rejection,
-        _option(_ANSWERS, "WHAT", "A batch with bad events: partial: refuse only these; whole: refuse all events."),
+        Rejection, _answers("WHAT", "A batch with bad events: partial: refuse only these; whole: refuse all events.")
     ] = "partial"
     answer: Annotated[
-        AnswerShape,
-        _option(_ANSWERS, "FORM", "counts: 202; created: 201; empty: 200; no-content: 204; per-event: 207."),
+        AnswerShape, _answers("FORM", "counts: 202; created: 201; empty: 200; no-content: 204; per-event: 207.")
     ] = "counts"
-    repeats: Annotated[Repeats, _option(_ANSWERS, "WHAT", "ignore, reject or accept a repeated EventId.")] = "ignore"
-    account_id: Annotated[
-        int, _option(_ANSWERS, "N", "The affiliate account that has a report.", min=1, max=2**63 - 1)
-    ] = 1001
+    repeats: Annotated[Repeats, _answers("WHAT", "ignore, reject or accept a repeated EventId.")] = "ignore"
+    account_id: Annotated[int, _answers("N", "The affiliate account that has a report.", min=1, max=2**63 - 1)] = 1001
     figures: Annotated[
-        Figures,
-        _option(_ANSWERS, "WHAT", "Figures in the report besides registrations: received: zeros; seeded: invented."),
+        Figures, _answers("WHAT", "Figures in the report besides registrations: received: zeros; seeded: invented.")
     ] = "received"
-    seed: Annotated[int, _option(_ANSWERS, "N", "Seed for invented figures, jitter and random faults.")] = 1
+    seed: Annotated[int, _answers("N", "Seed for invented figures, jitter and random faults.")] = 1
 
     rate_limit: Annotated[
-        str | None, _option(_LIMITS, "CALLS/SECONDS", "Limit of requests; above it: 429 with Retry-After.")
+        str | None, _limits("CALLS/SECONDS", "Limit of requests; above it: 429 with Retry-After.")
     ] = None
-    quota: Annotated[
-        str | None, _option(_LIMITS, "CALLS/SECONDS", "Quota of requests; above it: 403 with Retry-After.")
-    ] = None
-    token_limit: Annotated[
-        str, _option(_LIMITS, "CALLS/SECONDS", "Limit of requests to the token endpoint; above it: 429.")
-    ] = "60/60"
-    retry_after: Annotated[RetryAfter, _option(_LIMITS, "FORM", "Form of Retry-After: seconds or date.")] = "seconds"
-    max_body_bytes: Annotated[int, _option(_LIMITS, "N", "Size limit of a request body; above it: 413.", min=1)] = (
+    quota: Annotated[str | None, _limits("CALLS/SECONDS", "Quota of requests; above it: 403 with Retry-After.")] = None
+    token_limit: Annotated[str, _limits("CALLS/SECONDS", "Limit of requests to the token endpoint; above it: 429.")] = (
+        "60/60"
+    )
+    retry_after: Annotated[RetryAfter, _limits("FORM", "Form of Retry-After: seconds or date.")] = "seconds"
+    max_body_bytes: Annotated[int, _limits("N", "Size limit of a request body; above it: 413.", min=1)] = (
         2 * 1024 * 1024
     )
-    accept_gzip: Annotated[bool, _flag(_LIMITS, "Accept gzip bodies instead of answering 415.", "--accept-gzip")] = (
-        False
-    )
-    latency_seconds: Annotated[float, _option(_LIMITS, "S", "Delay before each answer.", min=0, max=3600)] = 0.0
-    jitter_seconds: Annotated[
-        float, _option(_LIMITS, "S", "Maximum random addition to the delay.", min=0, max=3600)
-    ] = 0.0
+    accept_gzip: Annotated[
+        bool, flag("Accept gzip bodies instead of answering 415.", "--accept-gzip", rich_help_panel="Limits and waits")
+    ] = False
+    latency_seconds: Annotated[float, _limits("S", "Delay before each answer.", min=0, max=3600)] = 0.0
+    jitter_seconds: Annotated[float, _limits("S", "Maximum random addition to the delay.", min=0, max=3600)] = 0.0
 
-    subscription_key: Annotated[str, _option(_ACCESS, "KEY", "The primary key.")] = "sandbox-subscription-key"
-    secondary_key: Annotated[str, _option(_ACCESS, "KEY", "The secondary key.")] = "sandbox-secondary-key"
+    subscription_key: Annotated[str, _access("KEY", "The primary key.")] = "sandbox-subscription-key"
+    secondary_key: Annotated[str, _access("KEY", "The secondary key.")] = "sandbox-secondary-key"
     token_lifetime_seconds: Annotated[
-        int, _option(_ACCESS, "S", "Lifetime of tokens from the token endpoint.", min=1, max=10**9)
+        int, _access("S", "Lifetime of tokens from the token endpoint.", min=1, max=10**9)
     ] = 3600
     token_skew_seconds: Annotated[
-        float,
-        _option(
-            _ACCESS, "S", "How far the token endpoint's clock is ahead of this machine's.", min=-(10**9), max=10**9
-        ),
+        float, _access("S", "How far the token endpoint's clock is ahead of this machine's.", min=-(10**9), max=10**9)
     ] = 0.0
     clock_offset_seconds: Annotated[
-        float, _option(_ACCESS, "S", "How far the service's clock is ahead of this machine's.", min=-(10**9), max=10**9)
+        float, _access("S", "How far the service's clock is ahead of this machine's.", min=-(10**9), max=10**9)
     ] = 0.0
 
-    faults: Annotated[Path | None, _option(_FAULTS, "FILE", "A fault script, TOML or (*.json) JSON.")] = None
-    fault: Annotated[
-        list[str] | None, _option(_FAULTS, "RULE", "One fault rule, such as 'reset every=7 when=after'.")
-    ] = None
-    chaos: Annotated[float, _option(_FAULTS, "SHARE", "Share of requests that fail, from 0 to 1.", min=0, max=1)] = 0.0
+    faults: Annotated[Path | None, _faults("FILE", "A fault script, TOML or (*.json) JSON.")] = None
+    fault: Annotated[list[str] | None, _faults("RULE", "One fault rule, such as 'reset every=7 when=after'.")] = None
+    chaos: Annotated[float, _faults("SHARE", "Share of requests that fail, from 0 to 1.", min=0, max=1)] = 0.0
 
     def options(self) -> SandboxOptions:
         shared = {name: value for name, value in self._asdict().items() if name in SandboxOptions.__struct_fields__}

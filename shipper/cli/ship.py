@@ -27,7 +27,7 @@ from shipper.cli.common import (
     set_up_logs,
     several,
 )
-from shipper.cli.shipping import SummaryOption, open_spool, ship
+from shipper.cli.shipping import SummaryOption, ship
 from shipper.config.settings import Settings
 from shipper.model.errors import ConfigError, SourceError
 from shipper.model.printable import printable
@@ -78,12 +78,7 @@ class TimeRange(NamedTuple):
     ] = ""
 
     def times(self) -> tuple[float | None, float | None]:
-        """
-        Return start and end, seconds since the epoch; None = no limit.
-
-        Raises:
-            typer.BadParameter: One of them is not a time, or nothing is between them.
-        """
+        """Return start and end, seconds since the epoch, None = no limit; raise `BadParameter` if it is empty."""
         first = None if self.since is None else parse_time(self.since)
         last = None if self.until is None else parse_time(self.until, is_end=True)
         if first is not None and last is not None and first >= last:
@@ -179,7 +174,7 @@ def pipe(one_shot: OneShotOptions, *, options: SettingsOptions) -> None:
     check_listen_address(one_shot.listen, key="--listen")
 
     def source(state: OpenState) -> Source:
-        return open_spool(settings, state, sys.stdin.fileno())
+        return state.spool(settings, sys.stdin.fileno(), wall_time=time.time)
 
     raise typer.Exit(ship("pipe", settings, source, form=one_shot.summary, listen=one_shot.listen, file=file))
 
@@ -302,12 +297,7 @@ def _dry_run(files: list[FoundFile], settings: Settings) -> int:
 
 
 def expand_paths(paths: Iterable[str], settings: Settings) -> list[FoundFile]:
-    """
-    Return the files matched by paths, globs and folders, oldest first. Each may be gone by now.
-
-    Raises:
-        SourceError: A path matches no file, or a file cannot be read.
-    """
+    """Return the matching files, oldest first; raise `SourceError` if a path has none, or one cannot be read."""
     from shipper.sources.discovery import Patterns
 
     files: dict[Path, FoundFile] = {}

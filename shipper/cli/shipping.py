@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from shipper.pipeline.settlement import StateStore
     from shipper.sources.joined import Source
     from shipper.sources.once import FilesOnce, ReadBefore
-    from shipper.sources.spool import Spool
     from shipper.status.live import Board, Live
     from shipper.system.work import StuckPlace
 
@@ -97,7 +96,7 @@ def ship(
         files = source if isinstance(source, FilesOnce) else None
         if not isinstance(source, Spool) and state.has_spool:
             # Deliver what an earlier `pipe` left in the spool, as no other `pipe` may follow.
-            source = JoinedSource([open_spool(settings, state), source])
+            source = JoinedSource([state.spool(settings, None, wall_time=time.time), source])
         summary, reasons = run_async(
             lambda: run_pipeline(
                 command,
@@ -129,12 +128,7 @@ def ship(
 
 @contextmanager
 def _lock_state(command: str, settings: Settings) -> Iterator[OpenState]:
-    """
-    Lock and open the state directory.
-
-    Raises:
-        StateInUseError: Another process holds it; if that is `shipper run`, the message has specific advice.
-    """
+    """Lock and open the state directory; if `shipper run` holds it, raise `StateInUseError` with specific advice."""
     from shipper.pipeline.opening import open_state
     from shipper.state.directory import lock_holder
     from shipper.status.live import read_live
@@ -209,19 +203,6 @@ async def run_pipeline(
             summary = await pipeline.run(signals)
         side.cancel_scope.cancel()
     return summary, pipeline.settlement.acks.reasons
-
-
-def open_spool(settings: Settings, state: OpenState, descriptor: int | None = None) -> Spool:
-    """Open the spool; without a file descriptor, only for records left by an earlier run."""
-    from shipper.sources.reader import input_form
-
-    return state.spool(
-        settings,
-        descriptor,
-        wall_time=time.time,
-        form=input_form(settings),
-        give_up_after_s=settings.delivery.give_up_after_seconds,
-    )
 
 
 # Progress ---------------------------------------------------------------------------------------------------------

@@ -27,14 +27,7 @@ _FORMS_WITHOUT_ESCAPES: Final = {"csv", "text"}
 
 
 def check_target(output: str, form: str = "text") -> Path | None:
-    """
-    Check the option --output before any work is done.
-
-    Returns:
-        The file; None for stdout.
-    Raises:
-        typer.BadParameter: The output cannot be written there.
-    """
+    """Check the option --output before any work is done; return the file, or None for stdout."""
     if output in {"", "-"}:
         if form in _BINARY and (not output or sys.stdout.isatty()):
             raise typer.BadParameter(f"{form} is not for a terminal; name a file", param_hint="--output")
@@ -103,12 +96,7 @@ def open_target(target: Path | None) -> Iterator[BinaryIO]:
 
 
 def write_lines(lines: Iterable[str]) -> None:
-    """
-    Write lines to stdout immediately.
-
-    Raises:
-        ShipperError: The lines cannot be written.
-    """
+    """Write lines to stdout immediately; raise `ShipperError` if that fails."""
     write("".join(f"{line}\n" for line in lines).encode(sys.stdout.encoding, "replace"), None)
 
 

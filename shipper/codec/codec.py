@@ -51,7 +51,7 @@ _NO_COLUMNS: Final = Columns.of(())
 class _Piece(NamedTuple):
     """Validated records of a chunk."""
 
-    end: int  # of the records in the chunk's data
+    end: int
     lines: list[bytes]  # the valid records as they are sent; if all lines are valid unchanged, one text
     columns: Columns
     starts: list[int]  # offsets of the valid records in the stream; if all lines are valid unchanged, only the first
@@ -92,12 +92,10 @@ class Codec:
     Args:
         records: Which records are valid, and how they are normalised.
         max_record_bytes: Maximum length of a record, without its newline.
-        window: The known EventIds; None = create a new window.
         on_duplicate: Called with the EventId, the stream and the offset of each duplicate.
 
     Attributes:
         changes: Counts of changes made to records.
-        window: The known EventIds.
     """
 
     def __init__(

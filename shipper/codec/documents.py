@@ -24,7 +24,7 @@ EMPTY: Final = (ABSENT, None, "")
 
 
 def read_rows(raws: Sequence[bytes], framing: CsvRows) -> tuple[list[dict[str, str]], dict[int, tuple[str, str]]]:
-    """Parse nonblank rows of CSV; return the valid ones, and the broken rule and a message by index of the others."""
+    """Parse nonblank rows of CSV; return documents of strings and, by index, rule and message of invalid rows."""
     if framing.repeated:
         first, second = framing.repeated
         fault = "csv", f"the columns {first} and {second} of the header have the same name"
@@ -78,7 +78,7 @@ class SourceMapping:
         self.names = frozenset([*paths, *(path.partition(".")[0] for path in paths if is_nested(path))])
 
     def columns(self, documents: Sequence[Document], unlisted: Counter[str] | None = None) -> list[Column]:
-        """Return a column for each wire field, with `ABSENT` where it has no value; count the unlisted codes."""
+        """Return a column for each wire field, `ABSENT` = no value; count codes that `values` lacks in `unlisted`."""
         columns = [read(documents) for read in self._readers]
         for field, column, source in zip(FIELDS, columns, self._sources, strict=True):
             if source.values or source.default is not None:

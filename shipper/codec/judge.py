@@ -42,9 +42,9 @@ decode_raw: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 class Records(NamedTuple):
     """Nonblank records, one item per record in each list."""
 
-    offsets: list[int]  # in the stream
-    raws: list[bytes]  # the original records, without separators
-    wires: list[bytes]  # as they would be sent
+    offsets: list[int]
+    raws: list[bytes]  # without separators
+    wires: list[bytes]
 
     def select(self, indexes: Sequence[int]) -> Records:
         offsets, raws, wires = self
@@ -94,7 +94,7 @@ class Judge:
         self._types = {field.name: field.type for field in msgspec.structs.fields(event)}
 
     def validate(self, lines: Sequence[bytes], latest: str) -> Columns | None:
-        """Check lines together; return None if any is invalid. `latest` is the latest valid Timestamp."""
+        """Check lines together, with times up to `latest`; return None if any of them is invalid."""
         text = b"".join(lines)
         try:
             if self._keeps_unknown:
@@ -187,11 +187,7 @@ def is_future_timestamp(rejection: Rejection) -> bool:
 
 
 def document_in(line: bytes) -> dict[str, Any] | None:
-    """
-    Decode a record; return None if it is not a JSON object.
-
-    A value that Python cannot represent, such as 1e400, stays a `Raw`.
-    """
+    """Decode a record; return None if it is not a JSON object. A value such as 1e400 stays a `Raw`."""
     try:
         line.decode()
         return {name: _value(raw) for name, raw in decode_raw(line).items()}

@@ -236,12 +236,7 @@ def plain_type(field: str) -> type:
 
 
 def why_not_real(value: object, *, has_zone: bool) -> str:
-    """
-    Explain why a refused Timestamp, as normalised, is not an instant; return an empty text if its form is wrong.
-
-    Args:
-        has_zone: Whether times without an offset were converted if they exist in `records.assume_timezone`.
-    """
+    """Explain why a refused Timestamp, as normalised, is not an instant; empty if its form is wrong."""
     parts = _TIME_PARTS.fullmatch(value) if isinstance(value, str) else None
     if parts is None:
         return ""

@@ -49,7 +49,7 @@ _DISTINCTIVE: Final = ("EventId", "IP", "Timestamp", "BTag")  # recognisable by 
 class Suggestion(NamedTuple):
     """A suggested source of a field."""
 
-    path: str = ""  # empty = no suggestion
+    path: str = ""
     fit: float = 0.0  # share of nonempty values that are valid for the field, from 0 to 1
     is_by_values: bool = False  # suggested only by its values, not by its name
     is_local: bool = False  # the values are times without an offset, and their zone is not known
@@ -75,7 +75,6 @@ def suggest(
 
     Args:
         documents: Sample records: strings from CSV, or values from JSON.
-        fields: The fields that need a source.
         used: Paths that are sources of other fields.
         assume_timezone: Zone of times without an offset, as for `normalizers`.
     """

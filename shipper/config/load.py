@@ -53,12 +53,7 @@ def read_entries(
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Entry]:
-    """
-    Collect the keys of all layers, without defaults; the last layer wins.
-
-    Raises:
-        ConfigError: A file cannot be read, or a key does not exist.
-    """
+    """Return the entries of all layers by dotted key, the last layer wins; raise `ConfigError` for unknown keys."""
     known = {leaf.key: leaf for leaf in leaves(root)}
     variables = sorted(name for name in environ if name.startswith(ENVIRONMENT_PREFIX))
     layers: list[list[tuple[str, Entry]]] = [
@@ -219,7 +214,7 @@ def _suggestion(key: str, known: Mapping[str, Leaf]) -> str:
 
 
 def build(root: type[S], entries: Mapping[str, Entry]) -> S:
-    """Convert each value, then check the rules between keys; a ConfigError has key and source of the first fault."""
+    """Convert and check entries, then the rules between keys; raise `ConfigError` with the first invalid key."""
     values = {leaf.key: _convert(leaf, entries[leaf.key]) for leaf in leaves(root) if leaf.key in entries}
     try:
         return _build_section(root, "", values)

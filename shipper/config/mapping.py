@@ -42,7 +42,7 @@ def is_nested(path: str) -> bool:
 
 
 def field_sources(mapping: Mapping[str, Any]) -> dict[str, FieldSource]:
-    """Parse a mapping; the key of a ConfigError is `mapping.FIELD`."""
+    """Parse a mapping; raise `ConfigError` with the key `mapping.FIELD`."""
     return {field: _field_source(field, value) for field, value in mapping.items()}
 
 

@@ -133,7 +133,7 @@ def _bare(type_: Any) -> list[Any]:
 
 
 def json_schema(root: type[Struct]) -> dict[str, Any]:
-    """Describe a settings file as JSON Schema (draft 2020-12), without relations between keys; for editors."""
+    """Return the JSON Schema (2020-12) of a settings file, without the relations between keys."""
     _, sections = msgspec.json.schema_components([root, SecretReference], schema_hook=_custom_schema)
     secret = sections[SecretReference.__name__]
     secret["oneOf"] = [{"required": [form]} for form in ("env", "file", "command")]

@@ -132,10 +132,7 @@ def check_secret(secret: Secret, *, key: str, is_for_header: bool = True) -> Non
     if not isinstance(secret, SecretReference) or secret.command is None:
         resolve_secret(secret, key=key, is_for_header=is_for_header)
     elif shutil.which(secret.command[0]) is None:
-        program = secret.command[0]
-        is_shown = _PATH_SHOWN.fullmatch(program) or _PROGRAM_SHOWN.fullmatch(program)
-        program = repr(program) if is_shown else _mask(program)
-        raise ConfigError(f"program {program} cannot be found or executed", key=key)
+        raise ConfigError(f"program {_shown_program(secret.command[0])} cannot be found or executed", key=key)
 
 
 async def fetch_secret(secret: Secret, *, key: str, is_for_header: bool = True) -> str:
@@ -160,7 +157,7 @@ async def fetch_secret(secret: Secret, *, key: str, is_for_header: bool = True) 
         raise ConfigError(f"{program} did not end within {COMMAND_LIMIT_S:g} s", key=key) from None
     except (OSError, ValueError) as exc:  # ValueError: a NUL in the arguments
         reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else type(exc).__name__
-        raise ConfigError(f"cannot run {program!r}: {reason}", key=key) from None
+        raise ConfigError(f"cannot run {_shown_program(program)}: {reason}", key=key) from None
     if exit_code != 0:
         hint = _systemd_hint(secret) or "run it by hand to see why"
         raise ConfigError(f"{program} failed with exit code {exit_code}; {hint}", key=key)
@@ -236,6 +233,11 @@ def _systemd_hint(secret: SecretReference) -> str:
         f"--pty --uid=shipper -p SupplementaryGroups=adm -p LoadCredential={name}:/etc/credstore/{name} "
         "/usr/local/bin/shipper check -c /etc/shipper/shipper.toml --online"
     )
+
+
+def _shown_program(program: str) -> str:
+    is_shown = _PATH_SHOWN.fullmatch(program) or _PROGRAM_SHOWN.fullmatch(program)
+    return repr(program) if is_shown else _mask(program)
 
 
 def _mask(written: str) -> str:

@@ -582,7 +582,7 @@ def default_state_directory(environ: Mapping[str, str]) -> Path:
 
 
 def require_endpoint(settings: Settings, section: Literal["intake", "report"]) -> EndpointSettings:
-    """Return an endpoint section; raise ConfigError, with advice, if it lacks its address, key or token."""
+    """Return an endpoint section with address, key and token; raise `ConfigError` if something is missing."""
     endpoint: EndpointSettings | None = getattr(settings, section)
     if endpoint is None:
         raise ConfigError(

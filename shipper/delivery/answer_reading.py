@@ -66,14 +66,7 @@ _RECORD_STATUSES: Final = {400, 409, 413, 415, 422}  # errors that an event may 
 
 
 def read_results(document: object, events: int, event_ids: Callable[[], Sequence[str]]) -> Results:
-    """
-    Read the results of the events from a document.
-
-    Args:
-        document: The decoded answer.
-        events: Number of sent events.
-        event_ids: Returns the EventIds of the sent events in order; called only if an EventId must be looked up.
-    """
+    """Read the results of the events; `event_ids` is called only if an EventId must be looked up."""
     reader = _Reader(events, event_ids)
     try:
         reader.read(document)
@@ -478,13 +471,7 @@ class _Reader:
                 self._unnamed_retried += 1
 
     def _contradiction(self, named: int, unnamed: int) -> str:
-        """
-        Describe a count that does not add up; return "" if all do.
-
-        Args:
-            named: Number of events identified as not accepted.
-            unnamed: Minimum number of other events that were not accepted.
-        """
+        """Describe a count that does not add up; return "" if all do."""
         events, repeated = self._events, sum(self._numbers(Role.REPEATED))
         refused, parts = sum(self._numbers(Role.REFUSED)), self._counts[Role.PART]
         minimum = named + unnamed + (self._unnamed_retried > 0)

@@ -254,12 +254,7 @@ def outcome_of_field(field: Field, value: object, events: int | None = None) -> 
 
 
 def outcome_of(value: object, *, is_code: bool = False) -> tuple[Outcome, int]:
-    """
-    Return the outcome of a status, and its number; 0 = none.
-
-    Args:
-        is_code: The name is that of a code, for which 0 means success.
-    """
+    """Return the outcome of a status, and its number, 0 = none; in a code (`is_code`), 0 means success."""
     if value is None:
         return Outcome.NONE, 0
     if isinstance(value, bool):
@@ -353,12 +348,7 @@ def _is_code(plain: str) -> bool:
 
 
 def indicates_failure(text: str, events: int | None = None) -> bool:
-    """
-    Return whether a text may indicate a failure.
-
-    Args:
-        events: Number of sent events; a different count indicates a failure. None = ignore counts.
-    """
+    """Return whether a text may indicate a failure, such as a count other than `events`, if given."""
     if text[:1] in {"{", "["} and len(text) > 2:
         return True  # a nested document is not parsed
     if text.startswith(("http://", "https://")) and " " not in text:

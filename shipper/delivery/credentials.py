@@ -93,12 +93,7 @@ class Credentials:
         await self._token.run()
 
     async def authorize(self) -> Authorization:
-        """
-        Return the credentials for the next request, from the cache if they are still good.
-
-        Raises:
-            NoTokenError: There is no token or no key, and none could be fetched.
-        """
+        """Return the credentials for the next request, mostly cached; raise `NoTokenError` if there are none."""
         token = await self._token.get()
         key = self._keys[self._index]
         try:
@@ -109,12 +104,7 @@ class Credentials:
             raise
 
     def note_answer(self, action: Action, used: Authorization) -> bool:
-        """
-        Update the credentials according to the verdict on an answer.
-
-        Returns:
-            Whether to resend the request at once, with other credentials.
-        """
+        """Note the verdict on an answer; return whether to resend the request at once, with other credentials."""
         if action is Action.RENEW_TOKEN:
             self.refuse_token(used)
             return True
@@ -129,12 +119,7 @@ class Credentials:
         self._token.refuse(refused.token)
 
     def refuse_key(self, refused: Authorization) -> bool:
-        """
-        Discard the subscription key of a request, which the gateway refused, and switch to the other one.
-
-        Returns:
-            Whether the current key has not been refused since the last acceptance.
-        """
+        """Discard a refused key and switch to the other one; return whether that was not refused, too."""
         self._refused_keys.add(refused.subscription_key)
         key = self._keys[self._index]
         if key.last_value == refused.subscription_key:
@@ -159,13 +144,7 @@ class ClockSkew:
         self._logged_s = 0.0
 
     def note(self, date_header: str, wall_time: float) -> None:
-        """
-        Measure the skew.
-
-        Args:
-            date_header: The `Date` of an answer; ignored if it is invalid.
-            wall_time: When the answer arrived, by our clock.
-        """
+        """Measure the skew from the `Date` of an answer, if valid, and when it arrived by our clock."""
         server_time = epoch_s(date_header)
         if server_time is None:
             return

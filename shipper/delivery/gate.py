@@ -52,13 +52,7 @@ class ConcurrencyLimit:
         self.limit = limit  # maximum number of requests in flight, at least 1
 
     def note_answer(self, *, seconds: float, in_flight: int, now: float) -> None:
-        """
-        Record an answer without congestion: an acceptance, or a refusal because of the request's content.
-
-        Args:
-            seconds: From sending the request to the complete answer.
-            in_flight: Requests in flight when it was sent, including itself.
-        """
+        """Record an answer without congestion; `in_flight` includes its own request."""
 
     def note_congestion(self, *, started_at: float, now: float) -> None:
         """Record that a request sent at `started_at` was throttled, met an overloaded service, or timed out."""
@@ -241,12 +235,7 @@ class Gate:
     # Admission ---------------------------------------------------------------------------------------------------
 
     async def enter(self, events: int) -> Admission:
-        """
-        Wait until a request may be sent; the caller must call `leave` after the request.
-
-        Raises:
-            DeliveryGaveUpError: The service accepted nothing for too long.
-        """
+        """Wait until a request may be sent, then `leave` must be called; raise `DeliveryGaveUpError` in the end."""
         async with self._turn:  # senders probe in the order of this lock's queue
             while (wait_s := self._wait_s()) > 0:
                 patience_s = self._patience_s()

@@ -37,7 +37,8 @@ REFUSALS: Final = ("rejected", "too_large")  # rules of dead letters that the se
 _NAMED_MAX: Final = 32  # send up to this many refused events one by one, more of them as one batch
 # How a service refuses an event that it already has. For an event that may have been sent before, this is no error.
 _REPEATED: Final = re.compile(r"\brepeat|\bduplicate|\balready\b|\breceived before\b|\bexists\b|\bis known\b", re.I)
-_RESENT_BATCHES: Final = 128  # the first batches of a run may have been sent before, if the last run was killed
+# The first events of a run may have been sent before, if the last run was killed; no more fit into its memory, unsaved.
+_RESENT_EVENTS: Final = 400_000
 _PROVEN_AFTER: Final = 100  # acceptances until a larger size is tried again
 _PROVEN_MAX: Final = 10_000
 _MERGED_AFTER: Final = 3  # after so many refused records of a batch, stop merging its parts
@@ -399,7 +400,7 @@ def _refusal(outgoing: OutgoingBatch, verdict: Verdict, words: str) -> Refusal:
 
 def _is_repeat(outgoing: OutgoingBatch, words: str) -> bool:
     """Return whether an event is refused because the service already has it, for instance after a lost answer."""
-    may_be_repeat = outgoing.is_ambiguous or outgoing.batch.number <= _RESENT_BATCHES
+    may_be_repeat = outgoing.is_ambiguous or outgoing.batch.events_before < _RESENT_EVENTS
     return may_be_repeat and bool(_REPEATED.search(words))
 
 

@@ -30,14 +30,7 @@ def is_https(address: str | None) -> bool:
 
 
 def tls_context(endpoint: EndpointSettings, section: str) -> ssl.SSLContext:
-    """
-    Create a context, which takes longer than a request.
-
-    Args:
-        section: The settings section, for errors.
-    Raises:
-        ConfigError: The CA bundle, the certificate or its key cannot be used.
-    """
+    """Create a context, which takes longer than a request; raise `ConfigError` if a file cannot be used."""
     try:
         context = ssl.create_default_context(cafile=endpoint.ca_bundle)
     except OSError as error:  # includes SSLError
@@ -92,8 +85,6 @@ def tls_problem(errors: Iterable[BaseException], peer: str, section: str, *, is_
 
     Args:
         errors: An error and its causes.
-        peer: The address of the peer, for the message.
-        section: The settings section, for advice.
         is_service: The peer is the service; other peers do not get the client certificate.
     """
     for error in errors:

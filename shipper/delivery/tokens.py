@@ -85,12 +85,7 @@ class TokenSource(Protocol):
 
 
 class TokenCache:
-    """
-    Caches one token or key; fetches a new one before it expires and after it is refused, one fetch at a time.
-
-    Args:
-        noun: Prefix of the log events.
-    """
+    """Caches one token or key; fetches a new one before it expires and after it is refused, one fetch at a time."""
 
     def __init__(
         self, source: TokenSource, *, noun: Literal["token", "key"], now: Callable[[], float], rng: Random
@@ -117,12 +112,7 @@ class TokenCache:
         return None if self._token is None else self._token.wall_expires_at
 
     async def get(self) -> str:
-        """
-        Return the token, from the cache if it is still good.
-
-        Raises:
-            NoTokenError: There is none, and fetching one failed.
-        """
+        """Return the token, from the cache if it is still good; raise `NoTokenError` if fetching one fails."""
         if self._token is not None and self._now() >= self._recheck_at:
             self._recheck_at = self._now() + self._source.interval_s
             with suppress(NoTokenError):  # logged; the current token is still good
@@ -252,8 +242,6 @@ def expiring_token(value: str, lifetime_s: float, *, since: float, wall_since: f
 
     Args:
         lifetime_s: Seconds; zero or negative if the token has expired.
-        since: Start of the lifetime, on the monotonic clock.
-        wall_since: Start of the lifetime, seconds since the epoch.
         is_sure: Whether the token must not be used after it has expired.
     """
     lifetime_s = min(lifetime_s, LIFETIME_MAX_S)

@@ -19,10 +19,11 @@ import structlog
 from anyio.from_thread import BlockingPortal
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
+from msgspec.structs import replace
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.client import KafkaError, describe, error_of
-from shipper.kafka.documents import ledger_offsets
+from shipper.kafka.client import NO_LEADER, KafkaError, describe, error_of
+from shipper.kafka.documents import Metadata, ledger_offsets
 from shipper.kafka.member_status import MemberStatus
 from shipper.kafka.offsets import PartitionOffsets, Start, diverged_at, read_offsets, start_of
 from shipper.kafka.stream import KafkaStream, Partition, Session
@@ -168,14 +169,7 @@ class Assignment:
             self._begin([stream])
 
     def _begin(self, streams: Sequence[KafkaStream]) -> None:
-        """
-        Add partitions to the assignment, and read them from their starts.
-
-        The client checks a leader epoch on a seek and when the leader changes, but not on an assignment.
-
-        Raises:
-            KafkaException: The client does not assign the partitions.
-        """
+        """Assign partitions and seek to their starts, as only a seek makes the client check a leader epoch."""
         checked = [_start_of(stream) for stream in streams if stream.first_epoch >= 0]
         halted = [_start_of(stream) for stream in streams if self.is_paused or stream.is_halted]
         if paused := [*checked, *halted]:
@@ -196,10 +190,10 @@ class Assignment:
 
     def idle_checkpoints(self, streams: Iterable[KafkaStream]) -> list[Checkpoint]:
         """Return checkpoints without records, for the positions that must be saved although nothing is settled."""
-        idle = [stream for stream in streams if stream.is_waiting or stream.is_ahead]
         return [
-            Checkpoint(stream=stream, start_offset=stream.read_offset, end_offset=stream.read_offset, tail=b"")
-            for stream in idle
+            Checkpoint(stream=stream, start_offset=stream.read_offset, end_offset=stream.read_offset)
+            for stream in streams
+            if stream.is_waiting or stream.is_ahead
         ]
 
     def read_saved(self) -> None:
@@ -218,7 +212,8 @@ class Assignment:
         starts = self._find_starts(keys) if partitions else {}
         for key, (offsets, start) in starts.items():
             self.streams[key] = self._new_stream(offsets, start)
-        if not starts:  # this process is ending
+        if not starts:  # no partitions, or this process is ending
+            self._status.remove_obstacles()
             consumer.incremental_assign(partitions)
             return
         self._begin([self.streams[key] for key in starts])
@@ -262,7 +257,7 @@ class Assignment:
         """
         Query where to begin until the brokers answer, as nothing may be read before; return {} if closed.
 
-        A partition that does not exist is stopped: the group may still assign it to the member.
+        A partition that does not exist or has no leader is stopped: the group may still assign it to the member.
         """
         limit = self._now() + _CALL_S  # the brokers learn of a new partition later than their controller
         while not self._closing.is_set():
@@ -270,7 +265,7 @@ class Assignment:
             try:
                 is_last_try = self._now() >= limit
                 offsets = self._read_offsets(keys, may_be_missing=is_last_try)
-                if any(partition.committed is None for partition in offsets.values()):
+                if not all(partition.metadata.topic_id for partition in offsets.values()):
                     offsets = self._fill_from_ledger(keys, may_be_missing=is_last_try)
                 return {
                     key: (offsets[key], start_of(offsets[key], self.settings)) if key in offsets else _missing(key)
@@ -284,11 +279,13 @@ class Assignment:
         return {}
 
     def _read_offsets(self, keys: Sequence[Partition], *, may_be_missing: bool) -> dict[Partition, PartitionOffsets]:
-        """Query the offsets of partitions; leave out those that do not exist, or raise a KafkaException."""
+        """Query the offsets of partitions; leave out those that do not exist, or wait for them and for leaders."""
         offsets = read_offsets(self._admin, self.settings, sorted({key[0] for key in keys}), _CALL_S)
-        missing = [f"{topic}/{number}" for topic, number in keys if (topic, number) not in offsets]
-        if missing and not may_be_missing:
-            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, f"no partition {', '.join(missing)}"))
+        for topic, number in () if may_be_missing else keys:
+            if (topic, number) not in offsets:
+                raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, f"no partition {topic}/{number}"))
+            if not offsets[topic, number].topic_id:
+                raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, f"{topic}/{number}: {NO_LEADER}"))
         return {key: offsets[key] for key in keys if key in offsets}
 
     def _fill_from_ledger(
@@ -310,10 +307,12 @@ class Assignment:
                 partition = partition._replace(initial_partitions=first_unknown)
             elif partition.initial_partitions is None and partition.topic in topics:  # the topic was recreated
                 partition = partition._replace(initial_partitions=0)
+            settled = saved.get((partition.topic_id, partition.partition))
             if partition.committed is not None:
-                return partition
+                is_passed_over = not partition.metadata.topic_id and (settled or 0) < partition.committed
+                return partition._replace(passed_over_from=settled if is_passed_over else None)
             first = None if self._ranges is None else self._range(partition).start
-            return partition._replace(committed=saved.get((partition.topic_id, partition.partition), first))
+            return partition._replace(committed=first if settled is None else settled)
 
         return {key: fill(partition) for key, partition in offsets.items()}
 
@@ -322,7 +321,7 @@ class Assignment:
         return self._ranges.get((offsets.topic, offsets.partition), range(offsets.high, offsets.high))
 
     def _new_stream(self, offsets: PartitionOffsets, start: Start) -> KafkaStream:
-        is_saved = self._ranges is not None or (offsets.committed_to == offsets.topic_id and not start.gap)
+        is_saved = self._ranges is not None or (offsets.metadata.topic_id == offsets.topic_id and not start.gap)
         stream = KafkaStream(
             stream_id=self._next_stream_id(),
             path=f"{offsets.topic}/{offsets.partition}",
@@ -342,8 +341,8 @@ class Assignment:
             skips_tombstones=self.settings.tombstones == "skip",
         )
         if not start.gap:
-            stream.settled_until, stream.saved_mistakes = offsets.settled_until, dict(offsets.mistakes or {})
-            stream.mistakes = stream.saved_mistakes
+            stream.settled_until = offsets.metadata.settled_until
+            stream.mistakes = stream.saved_mistakes = dict(offsets.metadata.mistakes)
             stream.note_end(offsets.end, self._offsets_read_at)
         if start.is_stopped:
             log.error("partition_stopped", message=start.gap)
@@ -366,11 +365,12 @@ class Assignment:
         if is_missing:
             pass
         elif offsets.topic_id != stream.topic_id:  # the brokers have deleted the group's offset with the old topic
-            offsets = offsets._replace(committed=stream.next_offset, committed_to=stream.topic_id)
+            offsets = offsets._replace(committed=stream.next_offset, metadata=Metadata(stream.topic_id))
             start = start_of(offsets, self.settings)
         elif reset is not None:  # the client has checked the epoch
             at = diverged_at(reset.str())
-            offsets = offsets._replace(diverged_at=at, last=None if at is None else offsets.last)
+            last = None if at is None else offsets.metadata.last
+            offsets = offsets._replace(diverged_at=at, metadata=replace(offsets.metadata, last=last))
             start = start_of(offsets, self.settings)._replace(epoch=-1)
         self.streams[stream.topic_partition] = new = self._new_stream(offsets, start)
         self._status.tombstones_skipped += stream.tombstones_skipped

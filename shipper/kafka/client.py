@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
 import anyio
 import structlog
+from confluent_kafka import IsolationLevel, KafkaException, Producer, TopicPartition
 from confluent_kafka import KafkaError as KafkaError
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
 from shipper.config.secrets import Secret, check_secret, fetch_secret, resolve_secret
@@ -34,12 +35,15 @@ FORBIDDEN: Final = {
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError._AUTHENTICATION,
     KafkaError._SSL,
+    KafkaError.INCONSISTENT_GROUP_PROTOCOL,
 }
 LETTER_OVERHEAD_BYTES: Final = 8 << 10
 """Bytes reserved for a dead letter besides its value."""
 UNKNOWN_TOPIC: Final = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 FENCED: Final = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
 """Another client uses the same transactional id."""
+ASSIGNOR: Final = "cooperative-sticky"
+NO_LEADER: Final = "the partition has no leader: start the broker that has it; it is read once it has one"
 PURGED: Final = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 """Errors of messages whose transaction failed for another reason."""
 _TRANSIENT: Final = {
@@ -79,8 +83,6 @@ def client_properties(settings: KafkaSettings, *, on_error: OnError | None = Non
     """
     Return the properties common to all clients.
 
-    Args:
-        on_error: Called with errors that no call returns.
     Raises:
         ConfigError: The password cannot be fetched, or a TLS file cannot be read.
     """
@@ -152,7 +154,7 @@ def consumer_properties(settings: KafkaSettings) -> dict[str, Any]:
     if settings.group_instance_id:
         config["group.instance.id"] = settings.group_instance_id
     if settings.group_protocol == "classic":
-        config["partition.assignment.strategy"] = "cooperative-sticky"
+        config["partition.assignment.strategy"] = ASSIGNOR
         config["session.timeout.ms"] = int(1000 * (settings.session_timeout_seconds or 45))
         config["heartbeat.interval.ms"] = min(3000, config["session.timeout.ms"] // 3)
     return config
@@ -191,6 +193,23 @@ retry_transient: Final = retry(
     retry=retry_if_exception(_is_transient), stop=stop_after_delay(5), wait=wait_fixed(0.25), reraise=True
 )
 """Decorator: repeat a call for up to 5 s while the group coordinator is unavailable or a transaction is open."""
+
+
+def offsets_at(
+    admin: AdminClient,
+    partitions: Iterable[TopicPartition],
+    spec: Any,
+    limit_s: float,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+) -> dict[tuple[str, int], int]:
+    """Query the offsets of an `OffsetSpec` by topic and partition, -1 = none."""
+    wanted = dict.fromkeys(partitions, spec)
+    if not wanted:  # the client refuses an empty request
+        return {}
+    answers = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=limit_s)
+    return {
+        (partition.topic, partition.partition): future.result(limit_s).offset for partition, future in answers.items()
+    }
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------
@@ -321,18 +340,21 @@ def missing_right(settings: KafkaSettings, right: str) -> str:
     return f"{f'user {settings.username}' if settings.username else 'this client'} needs {right}"
 
 
+def other_members(settings: KafkaSettings) -> str:
+    """Return the message for a group that shipper cannot join, as the other members share partitions differently."""
+    return (
+        f"the group {settings.group_id} has members of another program: stop them, or choose "
+        "another input.kafka.group_id"
+    )
+
+
 def required_right(settings: KafkaSettings, topic: str) -> str:
     """Return the right that a member needs on a topic, such as `WRITE on the topic …`."""
     return f"{'WRITE' if topic in {settings.letters, settings.ledger} else 'READ'} on the topic {topic}"
 
 
 def describe_refusal(settings: KafkaSettings, error: KafkaError, right: str = "") -> str:
-    """
-    Describe which right is missing; return "" for any other error.
-
-    Args:
-        right: The rights on topics and the group that the call needs, if known.
-    """
+    """Describe the missing right, `right` if it is known; return "" for any other error."""
     group, topics = settings.group_id, (*settings.topics, settings.letters, settings.ledger)
     rights = {
         KafkaError.TOPIC_AUTHORIZATION_FAILED: right or ", ".join(required_right(settings, topic) for topic in topics),
@@ -342,6 +364,8 @@ def describe_refusal(settings: KafkaSettings, error: KafkaError, right: str = ""
     }
     if error.code() not in FORBIDDEN:
         return ""
+    if error.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
+        return f"{describe(error)}: {other_members(settings)}"
     if error.code() in rights:
         return f"{describe(error)}: {missing_right(settings, rights[error.code()])}"
     keys = "input.kafka.token" if settings.token else "input.kafka.username and input.kafka.password"

@@ -9,19 +9,19 @@ from contextlib import closing
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    Consumer,
-    IsolationLevel,
-    KafkaException,
-    Producer,
-    TopicPartition,
-)
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from msgspec import Struct
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.client import ConnectionErrors, KafkaError, client_properties, consumer_properties, topic_exception
+from shipper.kafka.client import (
+    ConnectionErrors,
+    KafkaError,
+    client_properties,
+    consumer_properties,
+    offsets_at,
+    topic_exception,
+)
 from shipper.kafka.stream import Headers, KafkaStream, Position, Session, explain, headers_of
 from shipper.model.records import Checkpoint, LedgerKey, Rejection
 from shipper.state.affiliates import OTHER, are_identifiers
@@ -80,6 +80,9 @@ class Metadata(Struct, frozen=True, omit_defaults=True):
         return msgspec.json.encode(self).decode()
 
 
+UNKNOWN: Final = Metadata("")
+
+
 class TotalsRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     The results for the records of a partition during one session.
@@ -120,12 +123,12 @@ class _Counts(Struct, frozen=True):
     duplicates: int
 
 
-def read_metadata(text: str | None) -> Metadata | None:
-    """Parse the metadata of an offset; return None if shipper did not write it."""
+def read_metadata(text: str | None) -> Metadata:
+    """Parse the metadata of an offset; return `UNKNOWN` if shipper did not write it."""
     try:
         return msgspec.json.decode(text or "", type=Metadata)
     except msgspec.MsgspecError:
-        return None
+        return UNKNOWN
 
 
 # Dead letters ---------------------------------------------------------------------------------------------------------
@@ -312,12 +315,7 @@ class LedgerOffsets(NamedTuple):
 
 
 def ledger_offsets(settings: KafkaSettings) -> LedgerOffsets:
-    """
-    Read the settled offsets of the group from its ledger.
-
-    Raises:
-        KafkaException, TimeoutError: As for `read_table`.
-    """
+    """Read the settled offsets of the group from its ledger; errors as for `read_table`."""
     found = LedgerOffsets({}, set())
     for document in read_table(settings, settings.ledger):
         # Most documents are counts by key, and expensive to parse.
@@ -347,14 +345,7 @@ def produce(
 
 
 def read_table(settings: KafkaSettings, topic: str, *, is_complete: bool = False) -> list[Document]:
-    """
-    Read a compacted topic to its end; return the newest document of each key that was not deleted.
-
-    Args:
-        is_complete: As for `read_documents`.
-    Raises:
-        KafkaException, TimeoutError: As for `read_documents`.
-    """
+    """Read a compacted topic as `read_documents` does; return the newest document of each key, if not deleted."""
     table: dict[str, Document] = {}
     for document in read_documents(settings, topic, is_complete=is_complete):
         table.pop(document.key, None)
@@ -389,8 +380,9 @@ def read_documents(settings: KafkaSettings, topic: str, *, is_complete: bool = F
         metadata = consumer.list_topics(topic, _READ_S).topics[topic]
         if metadata.error is not None:
             raise topic_exception(metadata.error, topic, is_input=False)
-        ends = _uncommitted_ends(config, topic, metadata.partitions) if is_complete else {}
-        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in metadata.partitions])
+        partitions = [TopicPartition(topic, number, OFFSET_BEGINNING) for number in metadata.partitions]
+        ends = offsets_at(AdminClient(config), partitions, OffsetSpec.latest(), _READ_S) if is_complete else {}
+        consumer.assign(partitions)
         open_partitions = set(metadata.partitions)
         while open_partitions:
             message = consumer.poll(_READ_S)
@@ -402,15 +394,7 @@ def read_documents(settings: KafkaSettings, topic: str, *, is_complete: bool = F
                 yield Document(key, message.value(), headers_of([message])[0] or ())
             elif error.code() == KafkaError._PARTITION_EOF:
                 number = message.partition() or 0
-                if (message.offset() or 0) >= ends.get(number, 0):
+                if (message.offset() or 0) >= ends.get((topic, number), 0):
                     open_partitions.discard(number)
             elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # no right on the group is needed
                 raise KafkaException(error)
-
-
-def _uncommitted_ends(config: dict[str, Any], topic: str, partitions: Iterable[int]) -> dict[int, int]:
-    wanted = {TopicPartition(topic, number): OffsetSpec.latest() for number in partitions}
-    level = IsolationLevel.READ_UNCOMMITTED
-    admin = AdminClient(config)  # answers only as long as it exists
-    answers = admin.list_offsets(wanted, isolation_level=level, request_timeout=_READ_S)
-    return {partition.partition: answer.result(_READ_S).offset for partition, answer in answers.items()}

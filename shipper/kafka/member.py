@@ -403,7 +403,8 @@ class Member:
         self._missing_topics.discard(topic)
         if not self._missing_topics:
             self.status.remove_obstacle("input_gap")
-        topic_id, numbers = str(description.topic_id), {partition.id for partition in description.partitions}
+        topic_id = str(description.topic_id)
+        numbers = {partition.id for partition in description.partitions if partition.leader is not None}
         for stream in [stream for stream in self.assignment.streams.values() if stream.topic == topic]:
             is_back = not stream.topic_id and stream.partition in numbers
             if stream.topic_id != topic_id and (is_back or not stream.stopped):

@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.client import FORBIDDEN, UNKNOWN_TOPIC, KafkaError, describe_refusal, required_right
+from shipper.kafka.client import FORBIDDEN, NO_LEADER, UNKNOWN_TOPIC, KafkaError, describe_refusal, required_right
 from shipper.kafka.stream import KafkaStream
 from shipper.model.group import GroupState, Obstacle, PartitionState
 from shipper.model.units import several
@@ -51,10 +51,12 @@ class MemberStatus:
         partitions.sort(key=lambda each: (each.state != "stopped", -each.lag_records, each.topic, each.partition))
         obstacles = list(self._obstacles.values())
         gaps = [partition.message for partition in partitions if partition.state == "stopped"]
+        gaps.sort(key=lambda message: message.endswith(NO_LEADER))
         self._stopped_at = (self._stopped_at or self._wall_time()) if gaps else None
         if gaps:
             more = f"; and {len(gaps) - 1} more partitions" if len(gaps) > 1 else ""
-            obstacles.append(Obstacle("input_gap", f"{gaps[0]}{more}", self._stopped_at or 0.0))
+            reason = "broker_unavailable" if gaps[0].endswith(NO_LEADER) else "input_gap"
+            obstacles.append(Obstacle(reason, f"{gaps[0]}{more}", self._stopped_at or 0.0))
         return GroupState(
             group=self._settings.group_id,
             protocol=self._settings.group_protocol,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from hashlib import sha256
-from typing import Any, Final, NamedTuple, final
+from typing import Final, NamedTuple, final
 
 import structlog
 from confluent_kafka import Consumer, ConsumerGroupState, IsolationLevel, TopicCollection, TopicPartition
@@ -17,15 +18,17 @@ from msgspec.structs import replace
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import (
+    NO_LEADER,
     ConnectionErrors,
     client_properties,
     consumer_properties,
     error_of,
+    offsets_at,
     retry_transient,
     topic_exception,
     translate_errors,
 )
-from shipper.kafka.documents import count_letters, read_metadata
+from shipper.kafka.documents import UNKNOWN, Metadata, count_letters, read_metadata
 from shipper.kafka.stream import Partition, Position
 from shipper.model.errors import SourceError
 from shipper.model.group import PartitionState
@@ -50,14 +53,12 @@ class PartitionOffsets(NamedTuple):
     The offsets of a partition in the brokers.
 
     Attributes:
-        topic_id: The id of the topic that has the name now.
+        topic_id: The id of the topic that has the name now; empty if the partition has no leader to ask for offsets.
         low, high: Its first offset, and the one after its last record outside open transactions.
         end: The one after its last record, also in or behind an open transaction, which hides it from members.
         committed: The offset of the group, or None.
-        committed_to: The topic id that the committed offset belongs to; empty if shipper did not commit it.
-        settled_until: Everything that was in the partition at this time is settled; None = unknown.
-        last: The position after the last settled message, before the committed offset; None = unknown.
-        mistakes: Consecutive rejections, by rule, right before the committed offset.
+        metadata: What the group has committed with it; `UNKNOWN` if shipper did not commit it.
+        passed_over_from: The offset of the group in its ledger, if another program has committed a later one; or None.
         diverged_at: The offset from which the log is not the one that was read; None = unknown or nowhere.
         partitions: Number of partitions of the topic.
         initial_partitions: Their number when the group began to read the topic, 0 = unknown; None if it has not begun.
@@ -70,10 +71,8 @@ class PartitionOffsets(NamedTuple):
     high: int
     end: int
     committed: int | None = None
-    committed_to: str = ""
-    settled_until: float | None = None
-    last: Position | None = None
-    mistakes: Mapping[str, int] | None = None
+    metadata: Metadata = UNKNOWN
+    passed_over_from: int | None = None
     diverged_at: int | None = None
     partitions: int = 0
     initial_partitions: int | None = None
@@ -128,24 +127,27 @@ def read_offsets(
     metadata = {key: read_metadata(position.metadata) for key, position in committed.items() if position.offset >= 0}
     initial_partitions: dict[str, int] = {}
     for (name, _), known in metadata.items():
-        number = known.initial_partitions if known else 0
-        initial_partitions[name] = min(number, initial_partitions.get(name, number))
-    lows, ends = (offsets_at(admin, partitions, spec, limit_s) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
-    highs = offsets_at(admin, partitions, OffsetSpec.latest(), limit_s, IsolationLevel.READ_COMMITTED)
+        initial_partitions[name] = min(known.initial_partitions, initial_partitions.get(name, sys.maxsize))
+    led = [
+        TopicPartition(name, partition.id)
+        for name, topic in topics_by_name.items()
+        for partition in topic.partitions
+        if partition.leader is not None
+    ]
+    lows, ends = (offsets_at(admin, led, spec, limit_s) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
+    highs = offsets_at(admin, led, OffsetSpec.latest(), limit_s, IsolationLevel.READ_COMMITTED)
     offsets = {}
     for key, position in committed.items():
-        topic, known = topics_by_name[key[0]], metadata.get(key)
+        topic = topics_by_name[key[0]]
+        at = max(0, position.offset)  # of a partition without a leader, nothing else is known
         offsets[key] = PartitionOffsets(
             *key,
-            topic_id=str(topic.topic_id),
-            low=lows[key],
-            high=highs[key],
-            end=max(ends[key], highs[key]),
+            topic_id=str(topic.topic_id) if key in lows else "",
+            low=lows.get(key, at),
+            high=highs.get(key, at),
+            end=max(ends.get(key, at), highs.get(key, at)),
             committed=position.offset if position.offset >= 0 else None,
-            committed_to=known.topic_id if known else "",
-            settled_until=known.settled_until if known else None,
-            last=known.last if known else None,
-            mistakes=known.mistakes if known else None,
+            metadata=metadata.get(key, UNKNOWN),
             partitions=len(topic.partitions),
             initial_partitions=initial_partitions.get(key[0]),
         )
@@ -171,20 +173,6 @@ def committed_offsets(
     return {(position.topic, position.partition): position for position in committed}
 
 
-def offsets_at(
-    admin: AdminClient,
-    partitions: Iterable[TopicPartition],
-    spec: Any,
-    limit_s: float,
-    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
-) -> dict[Partition, int]:
-    """Query the offsets of an `OffsetSpec`, -1 = none."""
-    answers = admin.list_offsets(dict.fromkeys(partitions, spec), isolation_level=isolation, request_timeout=limit_s)
-    return {
-        (partition.topic, partition.partition): future.result(limit_s).offset for partition, future in answers.items()
-    }
-
-
 # Where reading begins -------------------------------------------------------------------------------------------------
 
 
@@ -193,7 +181,6 @@ class Start(NamedTuple):
     Where reading begins.
 
     Attributes:
-        offset: The first offset to read.
         gap: A description of the records missing before it; empty if none are.
         missing: Number of missing records; 0 = unknown or none.
         is_stopped: Do not read the partition.
@@ -210,6 +197,8 @@ class Start(NamedTuple):
 def start_of(offsets: PartitionOffsets, settings: KafkaSettings) -> Start:
     """Decide where reading begins; unread records are never skipped silently."""
     where, committed = f"{offsets.topic}/{offsets.partition}", offsets.committed
+    if not offsets.topic_id:
+        return Start(offsets.low, f"{where}: {NO_LEADER}", is_stopped=True)
     if committed is None:
         # `start` applies only to the first start of a group; partitions added later, and those of a recreated topic,
         # begin at their beginning.
@@ -218,13 +207,18 @@ def start_of(offsets: PartitionOffsets, settings: KafkaSettings) -> Start:
                 offsets.low, f'{where}: the group has no offset, and input.kafka.start is "stop"', is_stopped=True
             )
         return Start(offsets.high if settings.start == "end" and not offsets.is_added else offsets.low)
-    last = offsets.last if offsets.last and offsets.last.offset >= offsets.low else Position(committed)
-    if offsets.committed_to not in {"", offsets.topic_id}:
+    known = offsets.metadata
+    last = known.last if known.last and known.last.offset >= offsets.low else Position(committed)
+    if known.topic_id not in {"", offsets.topic_id}:
         position = f"the group was at offset {committed:,} of the old topic"
         start = Start(offsets.low, f"{where}: the topic was deleted and recreated: {position}")
     elif committed < offsets.low:
         gap = f"records {committed:,} to {offsets.low - 1:,} were deleted before they were read (retention)"
         start = Start(offsets.low, f"{where}: {gap}", offsets.low - committed)
+    elif offsets.passed_over_from is not None:
+        first = offsets.passed_over_from
+        gap = f"another program has moved the group from record {first:,} to {committed:,}; to read them, move it back"
+        start = Start(committed, f"{where}: {gap}", committed - first)
     elif offsets.diverged_at is not None and offsets.diverged_at < last.offset:
         first = max(offsets.low, offsets.diverged_at)
         gap = f"the brokers have lost records {first:,} to {last.offset - 1:,}, which the group has read"
@@ -260,11 +254,8 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     The status of a group, as printed by `shipper status`.
 
     Attributes:
-        at: When it was taken, seconds since the epoch.
         state: The brokers' term, such as `stable`.
-        members: Number of members.
         partitions: Of all topics, in descending order of lag.
-        until: The time passed to `group_status`, or None.
         late: Partitions, as topic/number, that may have unsettled records from before `until`.
         owners: Members by partition, as topic/number, for partitions that a member reads.
         dead_letters: Number of stored dead letters; None = unknown, see `problem`.
@@ -296,7 +287,7 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
     Query the status of a group from the brokers; no member needs to be running.
 
     Args:
-        at: The current time, seconds since the epoch, taken before the call.
+        at: The current time, taken before the call.
         until: Also determine whether everything up to this time is settled.
     Raises:
         SourceError: The query failed.
@@ -311,14 +302,15 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
             firsts: dict[Partition, int] = {}
             if until is not None:
                 spec = OffsetSpec.for_timestamp(int(until * 1000))
-                firsts = offsets_at(admin, [TopicPartition(*key) for key in offsets], spec, _CALL_S)
+                led = [TopicPartition(*key) for key, partition in offsets.items() if partition.topic_id]
+                firsts = offsets_at(admin, led, spec, _CALL_S)
     dead_letters, problem = _count_letters(settings)
     states = [_partition_state(partition, settings, at) for partition in offsets.values()]
     states.sort(key=lambda state: (-state.lag_records, state.topic, state.partition))
     late = [
         f"{state.topic}/{state.partition}"
         for state in states
-        if until is not None and not _is_settled(state, until, firsts[state.topic, state.partition])
+        if until is not None and not _is_settled(state, until, firsts.get((state.topic, state.partition), -1))
     ]
     is_empty = group.state in {ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD}
     return GroupStatus(
@@ -362,18 +354,19 @@ def _count_letters(settings: KafkaSettings) -> tuple[int | None, str]:
 
 def _partition_state(offsets: PartitionOffsets, settings: KafkaSettings, at: float) -> PartitionState:
     start = start_of(offsets, settings)
-    position = max(offsets.low, start.offset if offsets.committed is None else offsets.committed)
+    committed = offsets.committed if offsets.metadata.topic_id or not offsets.topic_id else None  # by another program
+    position = max(offsets.low, start.offset if committed is None else committed)
     # Without an offset, it is open where reading begins, so what is there may be unsettled.
-    is_begun = offsets.committed is not None or offsets.low >= offsets.end
+    is_begun = committed is not None or offsets.low >= offsets.end
     is_at_end = is_begun and position >= offsets.end and not start.gap
     where = f"{offsets.topic}/{offsets.partition}"
     return PartitionState(
         topic=offsets.topic,
         partition=offsets.partition,
-        offset=offsets.committed,
+        offset=committed,
         end=offsets.end,
         lag_records=max(0, offsets.end - position),
-        delivered_until=at if is_at_end else None if start.gap else offsets.settled_until,
+        delivered_until=at if is_at_end else None if start.gap else offsets.metadata.settled_until,
         state="stopped" if start.is_stopped else "reading",
         message=start.gap or (f"{where}: {_HIDDEN}" if offsets.high <= position < offsets.end else ""),
     )
@@ -420,16 +413,14 @@ class Selection(Struct, kw_only=True):
         )
 
     def ranges(self, kafka: KafkaSettings) -> dict[Partition, range]:
-        """
-        Query the offsets of the selection, up to the current end.
-
-        Raises:
-            SourceError: The query failed, or a partition or an offset does not exist.
-        """
+        """Query the offsets up to the current end; raise `SourceError` if the selection does not exist."""
         with translate_errors(kafka, f"{', '.join(kafka.topics)} cannot be examined"):
             admin, errors = _open_admin(kafka)
             with errors.explaining(kafka, admin.poll):
                 offsets = read_offsets(admin, kafka, kafka.topics, _CALL_S, is_stable=False, are_arguments=True)
+            for partition in offsets.values():
+                if not partition.topic_id:
+                    raise SourceError(start_of(partition, kafka).gap)
 
             def offsets_from(time_s: float | None, bounds: Mapping[Partition, int]) -> Mapping[Partition, int]:
                 if time_s is None:

@@ -266,12 +266,7 @@ class TransactionStore:
                     raise
 
     def _commit(self) -> bool:
-        """
-        Commit; after a timeout, call again to learn the outcome of the same transaction.
-
-        Returns:
-            False if the transaction was aborted, so nothing was saved.
-        """
+        """Commit; return False if that aborted. After a timeout, call again to learn the outcome."""
         producer = self._producer
         assert producer is not None
         try:
@@ -353,12 +348,7 @@ class TransactionStore:
 
 
 def _call_with_timeout(call: Callable[[], object]) -> None:
-    """
-    Call in a new thread, as the client may wait for ever for a restarted group coordinator.
-
-    Raises:
-        TimeoutError: The call did not return; if it does later, that has no effect.
-    """
+    """Call in a new thread, or raise `TimeoutError`: the client may wait for ever for a restarted coordinator."""
     done: Future[None] = Future()
 
     def run() -> None:

@@ -107,7 +107,6 @@ class Session(Struct):
     The counts of a partition in the ledger topic during one assignment.
 
     Attributes:
-        name: A unique name.
         totals: `read`, `accepted`, `dead_lettered`, `duplicates` and `unreachable`.
         sums: Accepted records and duplicates by key.
         parts: Number of documents with counts of keys that rarely recur.

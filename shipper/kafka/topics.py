@@ -7,14 +7,16 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from confluent_kafka import KafkaException, Producer, TopicCollection
+from confluent_kafka import ConsumerGroupType, KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, NewTopic, ResourceType
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import (
+    ASSIGNOR,
     FORBIDDEN,
     LETTER_OVERHEAD_BYTES,
+    NO_LEADER,
     UNKNOWN_TOPIC,
     ConnectionErrors,
     KafkaError,
@@ -24,6 +26,7 @@ from shipper.kafka.client import (
     error_of,
     missing_right,
     missing_topic,
+    other_members,
     producer_properties,
     required_right,
     retry_transient,
@@ -52,7 +55,6 @@ class Finding(NamedTuple):
     Attributes:
         name: A topic, the group, or another object of a check.
         problem: What is wrong and what to do; empty = no problem.
-        detail: Details of a passed check.
         is_unreachable: The brokers did not answer.
     """
 
@@ -117,23 +119,18 @@ class Topics:
             raise ConfigError(f"{missing[0].name}: {missing[0].problem}", key="input.kafka.topics")
 
     def findings(self, *, is_start: bool = False) -> Iterator[Finding]:
-        """
-        Check all topics that a member reads or writes.
-
-        Args:
-            is_start: A member starts; it tolerates a topic of the dead letters in which not every message has room.
-        """
+        """Check all topics; a member that starts tolerates too little room for dead letters, and missing leaders."""
         for name in self._settings.topics:
-            yield self._check_topic(name)
+            yield self._check_topic(name, is_start=is_start)
         for key, name in (("dead_letter_topic", self._settings.letters), ("ledger_topic", self._settings.ledger)):
-            finding = self._check_topic(name)
+            finding = self._check_topic(name, is_start=is_start)
             if not finding.problem:
                 finding = self._check_config(key, finding, is_start=is_start)
             if name == self._settings.letters and not finding.problem and not is_start:
                 finding = self._check_owners(finding)
             yield finding
 
-    def _check_topic(self, name: str) -> Finding:
+    def _check_topic(self, name: str, *, is_start: bool) -> Finding:
         try:
             topic = self._describe_topic(name)
         except KafkaException as exception:
@@ -145,6 +142,9 @@ class Topics:
         for right in rights:
             if granted and AclOperation[right.partition(" ")[0]] not in granted:
                 return Finding(name, missing_right(self._settings, right))
+        for partition in topic.partitions:
+            if partition.leader is None and not is_start:
+                return Finding(name, f"{name}/{partition.id}: {NO_LEADER}")
         return Finding(name, detail=f"{len(topic.partitions):,} partitions, id {topic.topic_id}")
 
     def _describe_topic(self, name: str) -> Any:
@@ -264,6 +264,8 @@ class Topics:
             group = self._describe_group()
             if group.authorized_operations and AclOperation.READ not in group.authorized_operations:
                 yield Finding(name, missing_right(settings, right))
+            elif group.type is ConsumerGroupType.CLASSIC and group.partition_assignor not in {"", ASSIGNOR}:
+                yield Finding(name, other_members(settings))
             else:
                 yield Finding(name, detail=f"can be joined; members: {len(group.members):,}")
         except KafkaException as exception:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from confluent_kafka import KafkaException, Producer
 
@@ -90,7 +90,6 @@ class GroupView:
         self._letters: dict[LetterKey, Document] = {}
         self.skipped: Counter[tuple[str, str]] = Counter()
         self._producer: Producer | None = None
-        self._before_replay: _Contents | None = None
         self._fatal: KafkaError | None = None
         self._connection_errors = ConnectionErrors()
         if max_record_bytes is not None:
@@ -127,9 +126,11 @@ class GroupView:
                     stream = stream_of(partition, path)
                     rejections.setdefault(partition, (stream, []))[1].append(rejection)
                     self._letters[stream.stream_id, rejection.start_offset] = letter
-                store.save(
-                    [_checkpoint(stream, rejections=rejected) for stream, rejected in rejections.values()], first_at
-                )
+                checkpoints = [
+                    Checkpoint(stream=stream, end_offset=0, read=len(rejected), rejections=rejected)
+                    for stream, rejected in rejections.values()
+                ]
+                store.save(checkpoints, first_at)
             store.save(_count_checkpoints(self._own_rows(rows), stream_of), 0.0)
 
     def _own_rows(self, documents: Iterable[Document]) -> list[Row]:
@@ -168,10 +169,6 @@ class GroupView:
         with translate_errors(self._settings, f"{self._subject} cannot be written"):
             self._commit({self._settings.letters: deleted})
 
-    def begin_replay(self) -> None:
-        """Note the contents of the directory before a replay."""
-        self._before_replay = self._contents()
-
     def _commit(self, documents: Mapping[str, Iterable[Document]]) -> None:
         """Write documents in one transaction."""
         producer = self._producer
@@ -192,15 +189,12 @@ class GroupView:
         if error.fatal():
             self._fatal = error
 
-    def write_back(self, session: str) -> None:
-        """
-        Write the changes of a replay from the directory to the brokers, in one transaction.
-
-        Args:
-            session: The session of these counts in the ledger.
-        """
-        assert self._before_replay is not None
-        old, new, settings = self._before_replay, self._contents(), self._settings
+    @contextmanager
+    def replaying(self, session: str) -> Iterator[None]:
+        """Write what a replay changes in the directory to the brokers at its end, as a session of the ledger."""
+        old, settings = self._contents(), self._settings
+        yield
+        new = self._contents()
         deleted = [key for key in old.letters if key not in new.letters]
         updated = [key for key, letter in new.letters.items() if letter != old.letters[key]]
         if not deleted and not updated:
@@ -285,27 +279,14 @@ def _count_checkpoints(rows: Iterable[Row], stream_of: Streams) -> list[Checkpoi
         accepted[partition].append(dict(zip(keys, counts, strict=True)))
         repeated[partition].append(dict(zip(keys, repeats, strict=True)))
     return [
-        _checkpoint(
-            stream_of(partition, paths[partition]),
-            sums["accepted"],
-            sums["duplicates"],
+        Checkpoint(
+            stream=stream_of(partition, paths[partition]),
+            end_offset=0,
+            read=sums.total(),
+            accepted=sums["accepted"],
+            duplicates=sums["duplicates"],
             ledger=accepted[partition],
             repeated=repeated[partition],
         )
         for partition, sums in totals.items()
     ]
-
-
-def _checkpoint(
-    stream: Stream, accepted: int = 0, duplicates: int = 0, rejections: Sequence[Rejection] = (), **ledger: Any
-) -> Checkpoint:
-    return Checkpoint(
-        stream=stream,
-        end_offset=0,
-        tail=b"",
-        read=accepted + duplicates + len(rejections),
-        accepted=accepted,
-        duplicates=duplicates,
-        rejections=[*rejections],
-        **ledger,
-    )

@@ -15,7 +15,7 @@ _BYTES: Final = range(0xDC80, 0xDD00)  # Python's surrogate escapes for bytes th
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Escape invisible characters as Python does, except those to keep; newlines and other spaces become a space."""
+    """Escape invisible characters as Python does; newlines and other spaces become a space, unless to `keep`."""
     if text.isprintable():
         return text
     return "".join(_escape(character, keep) for character in text)
@@ -29,6 +29,13 @@ def _escape(character: str, keep: str) -> str:
     if ord(character) in _BYTES:
         return f"\\x{ord(character) - 0xDC00:02x}"
     return character.encode("unicode_escape").decode()
+
+
+def escape_unencodable(error: UnicodeError) -> tuple[str, int]:
+    """Escape what the encoding of a stream lacks, as in JSON; an error handler for `codecs`."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def printable_json(document: str) -> str:

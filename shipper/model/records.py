@@ -232,7 +232,7 @@ class Rejection(Struct, frozen=True, kw_only=True, eq=False):
 class Refusal(Struct, frozen=True, kw_only=True):
     """The service's refusal of a record."""
 
-    rule: str  # `rejected` or `too_large`
+    rule: str
     message: str  # the message of the service, which may quote the record
     status: int
     attempts: int
@@ -253,7 +253,7 @@ class Checkpoint(Struct, eq=False, kw_only=True):
     stream: Stream
     start_offset: int = 0
     end_offset: int
-    tail: bytes  # its last bytes, at most `MARKER_BYTES`, for the marker at its end
+    tail: bytes = b""  # its last bytes, at most `MARKER_BYTES`, for the marker at its end
     read: int = 0  # number of complete records, without blank lines
     accepted: int = 0
     duplicates: int = 0
@@ -328,10 +328,11 @@ class EncodedChunk(Struct, frozen=True, eq=False, kw_only=True):
 class Batch(Struct, frozen=True, eq=False, kw_only=True):
     """Events sent in one request."""
 
-    number: int  # in this run, from 1
+    number: int
     body: bytes
     events: int
     parts: list[tuple[Span, Sequence[int]]]  # the spans of its events with their ordinals, in the order of the body
+    events_before: int = 0  # in the batches before it in this run
 
 
 class BatchResult(Struct, frozen=True, eq=False):

@@ -173,5 +173,5 @@ _REPORT_ENCODER: Final = msgspec.json.Encoder(decimal_format="number")
 
 
 def encode_report(report: DailyReport) -> bytes:
-    """Encode a report as JSON with the number types of the service; every `Decimal` keeps its scale (`1234.5000`)."""
+    """Encode a report as JSON; every `Decimal` keeps its scale, as the service's `1234.5000`, and None is omitted."""
     return _REPORT_ENCODER.encode(report)

@@ -36,7 +36,6 @@ class Batcher:
     Args:
         max_events: Maximum events in a request, at least 1; may be changed.
         max_bytes: Maximum bytes of an uncompressed body; the settings ensure that any single record fits.
-        linger_s: Maximum wait of the batch's first event, seconds.
         unique_consumers: Whether a batch may contain a ConsumerID only once.
     """
 
@@ -49,6 +48,7 @@ class Batcher:
         self._deferred_bytes = 0
         self._waiting: dict[str, deque[Deferred]] = {}
         self._batches = 0
+        self._events_before = 0
         self._clear()
 
     def _clear(self) -> None:
@@ -235,7 +235,14 @@ class Batcher:
             return None
         self._batches += 1
         self._pieces[-1] = BODY_TAIL  # replaces the last separator
-        batch = Batch(number=self._batches, body=b"".join(self._pieces), events=self._events, parts=self._parts)
+        batch = Batch(
+            number=self._batches,
+            events_before=self._events_before,
+            body=b"".join(self._pieces),
+            events=self._events,
+            parts=self._parts,
+        )
+        self._events_before += self._events
         self._clear()
         deferred, self._deferred, self._deferred_bytes = self._deferred, deque(), 0
         for event in deferred:

@@ -10,16 +10,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import structlog
+
 from shipper.config.settings import Settings
 from shipper.model.errors import ConfigError
-from shipper.sources.reader import NDJSON, InputForm
+from shipper.sources.reader import input_form
 from shipper.sources.segments import newest_segment_id
 from shipper.sources.spool import Spool
 from shipper.sources.stdin import Input
 from shipper.state.directory import ACCESS_ADVICE, locked_directory
 from shipper.state.store import Store
+from shipper.status.live import read_live
 from shipper.system.permissions import access_problem
 from shipper.system.work import StuckPlaces
+
+log = structlog.get_logger("pipeline")
 
 
 class OpenState(NamedTuple):
@@ -31,23 +36,8 @@ class OpenState(NamedTuple):
     has_spool: bool  # whether an earlier process left anything in the spool
     stuck: StuckPlaces  # the places where earlier processes got stuck
 
-    def spool(
-        self,
-        settings: Settings,
-        origin: Input | int | None,
-        *,
-        wall_time: Callable[[], float],
-        form: InputForm = NDJSON,
-        give_up_after_s: float = math.inf,
-    ) -> Spool:
-        """
-        Open the spool.
-
-        Args:
-            origin: Input to spool: a file descriptor, another input, or None.
-            form: Format of the records from a file descriptor.
-            give_up_after_s: How long to wait for room on the disk.
-        """
+    def spool(self, settings: Settings, origin: Input | int | None, *, wall_time: Callable[[], float]) -> Spool:
+        """Open the spool; `origin` is as for `Spool`. Only standard input gives up if the disk stays full."""
         return Spool(
             self.directory / "spool",
             origin,
@@ -57,8 +47,8 @@ class OpenState(NamedTuple):
             forget=self.store.streams.forget,
             max_record_bytes=settings.input.max_record_bytes,
             wall_time=wall_time,
-            give_up_after_s=give_up_after_s,
-            form=form,
+            give_up_after_s=settings.delivery.give_up_after_seconds if isinstance(origin, int) else math.inf,
+            form=input_form(settings),
         )
 
 
@@ -73,6 +63,8 @@ def open_state(settings: Settings) -> Iterator[OpenState]:
         StateError: Its contents are damaged, foreign, or of another version.
     """
     with locked_directory(settings.state.directory) as directory:
+        if message := service_change(settings):
+            log.warning("service_changed", message=message)
         _check_spool(directory / "spool")
         store = Store(
             directory,
@@ -86,6 +78,17 @@ def open_state(settings: Settings) -> Iterator[OpenState]:
             yield OpenState(directory, store, ids.__next__, has_spool=bool(newest_segment), stuck=stuck)
         finally:
             store.close()
+
+
+def service_change(settings: Settings) -> str:
+    """Return a warning if the state directory was last used with another service; "" otherwise."""
+    live, address = read_live(settings.state.directory), settings.intake and settings.intake.base_url
+    if live is None or not live.destination or not address or live.destination == address:
+        return ""
+    return (
+        f"this state was last used with {live.destination}, and what that service accepted is not sent to {address}; "
+        "unless that is the same service at a new address, use another state.directory"
+    )
 
 
 def _check_spool(spool: Path) -> None:

@@ -41,7 +41,6 @@ log = structlog.get_logger("pipeline")
 
 CHUNK_BUFFER: Final = 2
 _SPAN_RECORDS_MAX: Final = 10_000  # so that a single span cannot exceed the memory limit by much
-_FUTURE_MIN: Final = 20  # records from the future; fewer may be a coincidence
 _FUTURE_SHARE: Final = 9  # records from the future for each other one
 _STREAMS_MAX: Final = 1_000
 _NO_LIMIT: Final = 1 << 62
@@ -463,9 +462,9 @@ class MistakeCounter:
         return (most, in_stream >= self._limit) if most >= self._limit else None
 
     def suspicious_future(self, encoded: EncodedChunk) -> int:
-        """Return the number of records from the future if they are many and nearly all; otherwise 0."""
+        """Return the number of records from the future if they are nearly all; otherwise 0."""
         future, present = self._times_with(encoded)
-        return future if future >= max(_FUTURE_MIN, _FUTURE_SHARE * present) else 0
+        return future if future >= _FUTURE_SHARE * present else 0
 
     def add(self, encoded: EncodedChunk) -> None:
         """Count a chunk that will be settled."""

@@ -87,7 +87,7 @@ class SenderPool:
                 await self._shared.credentials.run()
 
     async def reconfigure(self, settings: Settings) -> None:
-        """Apply reloaded settings, or none: raise ConfigError for a bad secret, NoTokenError if there is no token."""
+        """Apply reloaded settings; on `ConfigError`, or `NoTokenError` from the new credentials, none of them."""
         intake = require_endpoint(settings, "intake")
         connection = ConnectionSettings(intake, settings.delivery, "intake")
         credentials = Credentials(connection, wall_time=self._wall_time, rng=self._rng)

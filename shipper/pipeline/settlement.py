@@ -250,7 +250,7 @@ class Settlement:
         """Log the first few duplicates."""
         self._duplicates_logged += 1
         if self._duplicates_logged <= _DUPLICATES_LOGGED:
-            log.info("duplicate_skipped", event_id=event_id, path=stream.shown_path, offset=offset)
+            log.info("duplicate_skipped", event_id=event_id, path=stream.shown_path, **stream.position_fields(offset))
 
     def _accept(self, batch: Batch) -> None:
         if batch.parts[0][0].stream.kind == "replay":
@@ -448,11 +448,7 @@ class Settlement:
         return await run_sync(work, limiter=self._threads)
 
     async def expire_periodically(self) -> None:
-        """
-        Delete data past its retention, now and every hour, until cancelled.
-
-        Transactions are small, so that saves can run in between.
-        """
+        """Delete data past its retention, now and every hour, in transactions so small that saves run in between."""
         settings, store = self._settings, self._store
         while settings.dead_letter_retention_days or settings.ledger_retention_days:
             await self._expire("dead_letters_expired", store.expire, settings.dead_letter_retention_days)

@@ -46,12 +46,9 @@ class ReportClient:
     Fetches reports, several at a time; use it as an async context manager.
 
     Args:
-        endpoint: Section `report` of the settings.
-        delivery: Timeouts and backoff.
         concurrency: Maximum requests in flight.
         requests_per_second: Maximum rate; 0 = no limit. A gateway may count reports and deliveries together.
         give_up_after_s: How long to retry a report. If the service asks to wait longer, give up immediately.
-        wall_time: Seconds since the epoch.
     Raises:
         ConfigError: A secret, certificate or key cannot be used.
     """
@@ -102,11 +99,7 @@ class ReportClient:
             raise type(error)(f"account {account_id}, {DateRange(start, end)}: {error}") from None
 
     async def _fetch_body(self, path: str) -> bytes:
-        """
-        Request a report until it arrives or the time to retry is over.
-
-        If no report at all has arrived for that time, request further ones only once.
-        """
+        """Retry a report until it arrives or time is over; once no report at all arrives, request it only once."""
         failing_since = math.inf
         attempt = 0
         while True:

@@ -40,7 +40,6 @@ class FetchedReport(Struct, frozen=True, kw_only=True):
         body: The unchanged answer, without a byte order mark, which JSON does not allow.
         unknown_fields: Unique paths of undocumented fields, `brands[].extra`; their values are only in the body.
         merged: Paths of the marketing sources that were listed more than once, see `merge_listings`.
-        fetched_at: Seconds since the epoch; None if unknown.
     """
 
     report: wire.DailyReport
@@ -62,7 +61,6 @@ def read_report(body: bytes, *, account_id: int, fetched_at: float | None = None
 
     Args:
         account_id: The requested account.
-        fetched_at: Seconds since the epoch.
     Raises:
         ReportError: The body is not a report (not JSON, a web page, another document, a figure that is a string or out
             of range), or it is the report of another account.

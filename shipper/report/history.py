@@ -76,7 +76,6 @@ class Version(Struct, frozen=True):
 
     Attributes:
         start, end: The requested days, both included.
-        first_fetched_at, last_fetched_at: Seconds since the epoch.
     """
 
     number: int
@@ -248,11 +247,7 @@ class History:
 
     @contextmanager
     def hook_lock(self, part: Part) -> Iterator[bool]:
-        """
-        Lock the hook of a report; yield False if another process is running it.
-
-        The lock is on a byte of a separate file, and is released when the process ends.
-        """
+        """Lock the hook of a report for this process; yield False if another one is running it."""
         path = self._path.with_name(_HOOKS_LOCK)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

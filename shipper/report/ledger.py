@@ -50,11 +50,7 @@ def read_range(settings: Settings, period: DateRange | None) -> list[LedgerRow]:
 
 
 def first_complete_day(settings: Settings, days: Days) -> date | None:
-    """
-    Return the first day whose counts have not expired; None if no counts have expired.
-
-    Call it after reading the ledger: the counts read are complete from that day on.
-    """
+    """Return the first day without expired counts, None = all; call it after reading the ledger."""
     start = kept_from(settings.state.directory)
     if not start:
         return None
@@ -83,12 +79,7 @@ def read_dead_letters(settings: Settings, deliveries: Sequence[str] = ("",)) -> 
 def count_dead_letters(
     contents: Iterable[Content], records: RecordsSettings, name_affiliate: NameAffiliate, *, csv_delimiter: str = ""
 ) -> DeadLetterCounts:
-    """
-    Count dead letters by ledger key.
-
-    Args:
-        csv_delimiter: Delimiter of CSV rows; empty = detect it from the header.
-    """
+    """Count dead letters by ledger key; an empty `csv_delimiter` is detected from the header."""
     mapping = SourceMapping(records.field_sources)
     normalize = normalizers(records.assume_timezone, relaxed=())
     counts: Counter[LedgerKey] = Counter()

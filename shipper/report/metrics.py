@@ -28,9 +28,7 @@ class Metric:
 
     Attributes:
         name: Name of its column, or prefix of its columns.
-        path: Path of attributes to the figure.
         group: Heading; the metrics of a group are adjacent.
-        title: Title below the group's.
         short_title: Title without the group's, for narrow tables.
         is_additive: Whether it may be added over marketing sources or periods. Customers may not, as one with two
             sources, or in two periods, would be counted twice; neither may balances.

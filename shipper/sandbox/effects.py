@@ -35,7 +35,7 @@ class Connection:
         await response(self._scope, self._receive, self._send)
 
     async def apply(self, fault: AnyFault, response: Response | None) -> bool:
-        """Apply a fault to a request, or to its response if it was handled; return whether the exchange has ended."""
+        """Apply a fault to the response, None = not handled yet; return whether the exchange has ended."""
         match fault:
             case Delay(seconds=seconds):
                 await anyio.sleep(seconds)

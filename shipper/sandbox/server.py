@@ -76,7 +76,7 @@ async def serve(
 def sandbox_in_thread(
     options: SandboxOptions, script: FaultScript | None = None, *, clock: Callable[[], float]
 ) -> Iterator[tuple[Access, EventStore]]:
-    """Run a sandbox in a daemon thread; raise ConfigError like `serve`, or ShipperError if it does not start."""
+    """Run a sandbox in a daemon thread; raise `ConfigError` as `serve`, or `ShipperError` if it does not start."""
     with (
         _prepared(options, script or FaultScript(), clock) as (server, listener, access, store),
         running_in_thread(server, listener, name="sandbox"),

@@ -55,7 +55,6 @@ class Service:
 
     Args:
         store: Opened and closed by the caller.
-        machine_clock: Returns seconds since the epoch.
         observe: Called after each request except those to the controls.
     """
 

@@ -17,7 +17,7 @@ from typing import Final, Literal
 import structlog
 
 from shipper.model.records import Stream, shown
-from shipper.sources.discovery import FileId, expand_glob, file_id_of
+from shipper.sources.discovery import FileId, expand_glob, file_id_of, unescaped
 from shipper.system.crash_points import crash_point
 from shipper.system.work import WorkItem, at_work
 
@@ -129,7 +129,8 @@ def restore_unfinished(patterns: Iterable[str]) -> None:
     done: set[str] = set()
     for pattern in patterns:
         with suppress(OSError, ValueError), at_work(WorkItem("find", pattern, pattern)):
-            folder = os.path.join(glob.escape(pattern), "**") if os.path.isdir(pattern) else os.path.dirname(pattern)
+            name = unescaped(pattern)
+            folder = os.path.join(glob.escape(name), "**") if os.path.isdir(name) else os.path.dirname(pattern)
             if folder in done:
                 continue
             done.add(folder)

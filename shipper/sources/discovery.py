@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +22,7 @@ from shipper.system.work import Stage, WorkItem, at_work, step
 
 _LISTED_MAX: Final = 10_000
 _EXAMPLES: Final = 2
+_ESCAPED: Final = re.compile(r"\[([*?[])\]")
 
 FileId = tuple[int, int]  # device and inode
 Signature = tuple[int, int]  # size and modification time in ns; an unchanged file keeps both
@@ -74,11 +76,9 @@ class Patterns:
 
     Args:
         state_directory: Its files are never an input, whatever name or link leads to them.
-        folder: Base of relative patterns; empty = the working directory.
         skip_reason: Patterns with a reason are not expanded.
 
     Attributes:
-        include: Without skipped patterns.
         matches: Number of files that each pattern matched at the last scan, even if another pattern matched them, too.
     """
 
@@ -150,7 +150,7 @@ class Patterns:
         for pattern in self.include:
             folder = fixed_folder(pattern)
             if os.path.isdir(folder):
-                tops[folder] = tops.get(folder, False) or "**" in pattern or folder == Path(pattern)
+                tops[folder] = tops.get(folder, False) or "**" in pattern or folder == Path(unescaped(pattern))
         folders: list[Path] = []
         unwatchable: list[Path] = []
         for top, is_recursive in tops.items():
@@ -177,19 +177,20 @@ def _stat(path: str, pattern: str) -> FoundFile | None:
 
 
 def _why_unmatched(pattern: str, *, had_excluded: bool) -> str:
-    message = f"no file matches {shown(pattern) or repr(pattern)}"
+    name = unescaped(pattern)
+    message = f"no file matches {shown(name) or repr(name)}"
     with suppress(OSError, ValueError):
         folder = fixed_folder(pattern)
         existing = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
         is_folder = os.path.isdir(folder)
-        if why := access_problem(existing, os.R_OK if is_folder and glob.has_magic(pattern) else os.X_OK):
+        if why := access_problem(existing, os.R_OK if is_folder and _has_wildcards(pattern) else os.X_OK):
             return f"{message}: {shown(why)}"
         if not is_folder:
             return f"{message}: there is no folder {shown(folder)}"
         if had_excluded:
             return f"{message}: matching files are excluded by input.exclude or are shipper's own"
-        if os.path.dirname(pattern) == str(folder):
-            return f"{message}: {_other_files(folder, pattern)}"
+        if os.path.dirname(name) == str(folder):
+            return f"{message}: {_other_files(folder, name)}"
     return message
 
 
@@ -246,12 +247,21 @@ def absolute(pattern: str, folder: str) -> str:
     """Make a pattern independent of the working directory."""
     if not pattern or os.path.isabs(pattern):
         return pattern
-    folder = folder or os.getcwd()
-    return os.path.join(glob.escape(folder) if glob.has_magic(pattern) else folder, pattern)
+    return os.path.join(glob.escape(folder or os.getcwd()), pattern)
+
+
+def unescaped(pattern: str) -> str:
+    """Return the name that a pattern stands for, if it has no wildcards but escaped ones."""
+    return _ESCAPED.sub(r"\1", pattern)
+
+
+def _has_wildcards(pattern: str) -> bool:
+    return glob.has_magic(_ESCAPED.sub("", pattern))
 
 
 def _matches(path: str, pattern: str) -> bool:
-    if path == pattern or (pattern and path.startswith(pattern.rstrip(os.sep) + os.sep) and os.path.isdir(pattern)):
+    name = unescaped(pattern)
+    if path == name or (name and path.startswith(name.rstrip(os.sep) + os.sep) and os.path.isdir(name)):
         return True
     return glob.has_magic(pattern) and _parts_match(path.split(os.sep), pattern.split(os.sep))
 
@@ -272,11 +282,12 @@ def expand(pattern: str) -> list[str]:
 
     A name with wildcards is also a pattern: a shell that redirects to `*.log` may have created such a file.
     """
-    paths = {*expand_glob(pattern)} if glob.has_magic(pattern) else set[str]()
-    if os.path.isdir(pattern):
-        paths.update(expand_glob(os.path.join(glob.escape(pattern), "**")))
-    elif not glob.has_magic(pattern) or os.path.exists(pattern):
-        paths.add(pattern)
+    name = unescaped(pattern)
+    paths = {*expand_glob(pattern)} if _has_wildcards(pattern) else set[str]()
+    if os.path.isdir(name):
+        paths.update(expand_glob(os.path.join(glob.escape(name), "**")))
+    elif not _has_wildcards(pattern) or os.path.exists(name):
+        paths.add(name)
     return sorted(paths)
 
 
@@ -321,7 +332,7 @@ def _is_entered(entry: os.DirEntry[str]) -> bool:
 
 def fixed_folder(pattern: str) -> Path:
     """Return the deepest folder of a pattern that is named without wildcards."""
-    folder = pattern if os.path.isdir(pattern) else os.path.dirname(pattern)
-    while glob.has_magic(folder):
+    folder = pattern if os.path.isdir(unescaped(pattern)) else os.path.dirname(pattern)
+    while _has_wildcards(folder):
         folder = os.path.dirname(folder)
-    return Path(folder)
+    return Path(unescaped(folder))

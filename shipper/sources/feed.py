@@ -42,7 +42,6 @@ class Feed(Input):
 
     Attributes:
         is_ready: Set once the spool waits for lines, or has failed.
-        is_finished: Set once the spool has ended: everything was read, or it was stopped.
     """
 
     def __init__(self) -> None:

@@ -14,7 +14,16 @@ from msgspec.structs import replace
 from shipper.model.errors import SourceError
 from shipper.model.records import Backlog, Stream, shown
 from shipper.sources.completion import KEEP, Completion, Outcome
-from shipper.sources.discovery import FileId, FoundFile, Patterns, Signature, expand, file_id_of, signature_of
+from shipper.sources.discovery import (
+    FileId,
+    FoundFile,
+    Patterns,
+    Signature,
+    expand,
+    file_id_of,
+    signature_of,
+    unescaped,
+)
 from shipper.sources.identity import StreamIndex, UndecidedError, folders_of, not_regular, set_path
 from shipper.sources.open_files import OpenFile, OpenFiles
 from shipper.sources.reader import StreamReader
@@ -221,12 +230,7 @@ class Follower:
         return lag + sum(max(0, stream.size - stream.checkpoint) for stream in missing)
 
     def save(self, *, is_last: bool = False) -> None:
-        """
-        Save what checkpoints do not contain: new paths and inodes, and unsettled bytes.
-
-        Args:
-            is_last: Also save `settled_until` of the files that have not changed since.
-        """
+        """Save new paths, inodes and unsettled bytes; at the end, also until when unchanged files are settled."""
         for file in self.files:
             stream = file.reader.stream
             if is_last and not self.files.is_ready(file):
@@ -310,7 +314,7 @@ class Follower:
             return
         except (SourceError, OSError) as error:
             # Anything but a regular file is an input only if named explicitly: a wildcard may match a socket.
-            refusal = _Refusal(shown(str(error)), found.is_regular or found.name == found.pattern)
+            refusal = _Refusal(shown(str(error)), found.is_regular or found.name == unescaped(found.pattern))
             if self._refused.get(found.path) != refusal:
                 log.warning("source_refused", path=shown(found.path), error=refusal.message)
                 self._refused[found.path] = refusal

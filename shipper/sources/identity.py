@@ -94,12 +94,7 @@ class StreamIndex:
 
     @contextmanager
     def opening(self, path: str | Path, file_id: FileId) -> Iterator[None]:
-        """
-        Register opening a file as work.
-
-        Raises:
-            SourceError: The file is skipped.
-        """
+        """Register opening a file as work; raise `SourceError` if it is skipped."""
         source = f"{file_id[0]}:{file_id[1]}"
         if why := self._skip_reason("open", source, 0):
             raise SourceError(f"opening {path} {why}")
@@ -268,8 +263,6 @@ class StreamIndex:
         """
         Open a file if it is a known stream that is not settled or whose end was not reached; otherwise return None.
 
-        Args:
-            may_be_copy: A copy of another input may have overwritten a stream's file.
         Raises:
             UndecidedError: The file cannot be identified yet.
         """
@@ -580,12 +573,7 @@ def _may_belong(path: str, stream: Stream) -> bool:
 
 
 def _may_be_original(stream: Stream, copy: Content, known: Stream, *, default: bool) -> bool:
-    """
-    Return whether the file of a stream continues a known one and is as long as a copy.
-
-    Args:
-        default: The result if the file is not at its path.
-    """
+    """Return whether a stream's file continues a known one and is as long as a copy; `default` if it is gone."""
     path = Path(stream.path)
     try:
         with closing(open_content(_open_file(path), path)) as original:

@@ -51,7 +51,6 @@ class FilesOnce:
         done_bytes: How many of these bytes were read, now or by an earlier run.
         read_before: Files, among those reached, that an earlier run had read at least in part.
         unreadable: Number of files that existed at the start but could not be read.
-        is_exhausted: Whether every file was read to its end.
     """
 
     def __init__(

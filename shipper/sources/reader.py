@@ -492,10 +492,5 @@ class Turns:
             return function(*arguments)
 
     def end(self) -> bool:
-        """
-        Wait up to 5 s for an abandoned call. Blocks.
-
-        Returns:
-            Whether the call has ended; if not, the objects it uses must not be touched.
-        """
+        """Wait up to 5 s for an abandoned call, and return whether it has ended; if not, its objects are in use."""
         return self._lock.acquire(timeout=_LIMIT_S)

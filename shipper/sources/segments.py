@@ -268,12 +268,7 @@ class Segments:
             segment.size = segment.whole_bytes
 
     def split_open_segment(self) -> None:
-        """
-        Close the open segment so that it can be deleted once it is settled; a torn record moves to the next segment.
-
-        Raises:
-            NoSpaceError: There is no space for the torn record; the segment stays open.
-        """
+        """Close the open segment, so that it can be deleted once settled; a torn record moves to the next, or stays."""
         if self._output < 0:
             return
         segment = self._segments[-1]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from shipper.sources.discovery import FoundFile, Patterns
+from shipper.sources.discovery import FoundFile, Patterns, unescaped
 from shipper.system.work import step
 
 _CLOCK_STEP_S: Final = 2.0  # the coarsest modification time of a file system
@@ -34,7 +34,7 @@ class Siblings:
 
     def __init__(self, patterns: Patterns) -> None:
         self._patterns = patterns
-        self._folders = {os.path.dirname(pattern) for pattern in patterns.include}
+        self._folders = {unescaped(os.path.dirname(pattern)) for pattern in patterns.include}
         self._matched: set[str] = set()
         # By folder: its modification time, and path, pattern and is_generation of each sibling.
         self._listed: dict[str, tuple[int, list[tuple[str, str, bool]]]] = {}

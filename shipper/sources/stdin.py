@@ -229,11 +229,7 @@ class SpoolFramer:
         return lines
 
     def _limit_line(self, data: bytes, *, is_final: bool) -> bytes:
-        """
-        Truncate an overlong line, and mark the cut.
-
-        One byte more than the limit is kept, so that the codec rejects it as oversized.
-        """
+        """Truncate an overlong line to one byte more than the limit, so that the codec rejects it."""
         first = data.find(b"\n")
         part = len(data) if first < 0 else first
         left = max(0, self._max_record_bytes + 1 - self._open_line_bytes)

@@ -89,12 +89,7 @@ class FollowedFiles:
         return self._follower.backlog
 
     def reconfigure(self, settings: InputSettings) -> None:
-        """
-        Replace the patterns as of the next scan.
-
-        A file that no pattern matches any longer is not read further unless it was rotated. If a pattern matches it
-        again later, reading continues.
-        """
+        """Replace the patterns as of the next scan; unmatched files are not read further unless they were rotated."""
         self._next_patterns = self._follower.patterns.replace(settings.include, settings.exclude)
         self._scan_at = 0.0
         self._wake.set()

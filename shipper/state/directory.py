@@ -24,9 +24,11 @@ ACCESS_ADVICE: Final = (
 
 # For each database: a query that counts its contents, and the files created beside it.
 _COUNTS: Final = {"state.db": "SELECT read FROM totals", "reports.db": "SELECT count(*) FROM versions"}
+# Written while the database has its tables.
+LIVE_FILE: Final = "live.json"
 _SIDE_FILES: Final = {
     "state.db": (
-        *("lock", "live.json", ".live.json", "ledger.key", ".ledger.key"),
+        *("lock", LIVE_FILE, f".{LIVE_FILE}", "ledger.key", ".ledger.key"),
         *("at-work", "traceback", "stuck.json"),
     ),
     "reports.db": ("reports.lock",),
@@ -70,6 +72,12 @@ def _locked(path: Path) -> Iterator[None]:
             raise StateInUseError(
                 f"{path} is in use by another shipper (process {holder}); wait until it ends, or stop it"
             ) from None
+        except OSError as error:  # such as a network file system that is mounted without locks
+            raise ConfigError(
+                f"cannot lock {path / 'lock'} ({error.strerror}); name a directory on a file system with locks "
+                "(flock), such as a local disk",
+                key="state.directory",
+            ) from error
         with suppress(OSError):  # on a full disk, messages lack the process id
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
@@ -90,6 +98,15 @@ def _lock(lock: int, path: Path) -> None:
             Event().wait(_LOCK_RETRY_S)
     if not path.exists() or not os.path.samestat(os.fstat(lock), path.stat()):
         raise BlockingIOError  # the holder has removed the directory, see `clean_up_on_config_error`
+
+
+def has_state(directory: Path) -> bool:
+    """Return whether a state directory exists; raise ConfigError if this process may not know."""
+    try:
+        return directory.exists()
+    except OSError as error:
+        message = f"{access_problem(directory) or error}. {ACCESS_ADVICE}"
+        raise ConfigError(message, key="state.directory") from error
 
 
 def why_unusable(path: Path, error: OSError) -> str:
@@ -115,6 +132,8 @@ def lock_holder(path: Path) -> int | None:
     except BlockingIOError:
         text = os.pread(lock, 32, 0).decode(errors="replace").strip()
         return int(text) if text.isdecimal() else 0
+    except OSError:  # the file system has no locks
+        return None
     finally:
         os.close(lock)
     return None

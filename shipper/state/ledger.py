@@ -201,12 +201,7 @@ def _rename_keys(counts: Mapping[LedgerKey, int], name: Callable[[str], str]) ->
 
 
 def read_ledger(directory: Path, start: str = "", end: str = "~") -> list[LedgerRow]:
-    """
-    Read the ledger of a state directory, which may be in use; sorted by hour, brand, affiliate and media.
-
-    Args:
-        start, end: Hours, `YYYY-MM-DDThh` or a prefix; the end is exclusive.
-    """
+    """Read the sorted ledger of a directory, which may be in use; hours from `start` to before `end`, or a prefix."""
     with reading(directory) as db:
         rows = db.execute(
             "SELECT hour, brand_id, affiliate_id, media, accepted, duplicates FROM ledger "
@@ -241,11 +236,7 @@ def _counts_in(columns: Columns) -> tuple[dict[LedgerKey, int], dict[LedgerKey, 
 
 
 def kept_from(directory: Path) -> str:
-    """
-    Return the day, `YYYY-MM-DD` in UTC, before which counts have been deleted; empty if none were.
-
-    Call it after reading the counts, so that it covers them.
-    """
+    """Return the day (UTC) before which counts were deleted, empty = none; call it after reading the counts."""
     with reading(directory) as db:
         return str(db.execute("SELECT kept_from FROM ledger_expiry").fetchone()[0])
 
@@ -254,12 +245,7 @@ def kept_from(directory: Path) -> str:
 
 
 def rename(db: sqlite3.Connection, name: Callable[[str], str]) -> int:
-    """
-    Rename affiliates within a transaction, merging counts of the same new name; return how many counts changed.
-
-    Args:
-        name: Returns the new name, and new names unchanged.
-    """
+    """Rename affiliates within a transaction, merging equal new names; return how many counts changed."""
     db.create_function("renamed", 1, name, deterministic=True)
     db.execute(_RENAME)
     changed = db.execute(f"DELETE FROM ledger WHERE {_CHANGED}").rowcount

@@ -29,7 +29,6 @@ class DeadLetter(Struct, frozen=True):
         raw_bytes: Stored bytes of the record; 0 if only its position is known.
         whole_bytes: Length of the original record if it was truncated; 0 = it was not.
         attempts: Times it was sent or replayed.
-        first_at, last_at: Times of the first and last rejection, seconds since the epoch.
     """
 
     id: int
@@ -201,13 +200,7 @@ _CONSUMER_ID: Final = re.compile(rb'"ConsumerID"\s*+:\s*+"?\s*+(\d{1,40}+)(?![\w
 
 
 def consumer_id_of(raw: bytes) -> str:
-    """
-    Extract the ConsumerID from a record, which may be malformed.
-
-    Returns:
-        Decimal digits without leading zeros. If the record is not JSON or has no such field at its top level, the only
-        one anywhere in it. Empty if there is none, or several.
-    """
+    """Return a record's ConsumerID, or the only one in a malformed record; empty if there is none, or several."""
     try:
         consumer_id = _decode_consumer(raw).ConsumerID
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

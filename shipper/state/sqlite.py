@@ -27,7 +27,7 @@ _INTACT_ADVICE: Final = (
     "It was left unchanged and may be intact, so keep it: check its disk, the free inodes of its file system (df -i) "
     "and the limit of open files, and run the command again"
 )
-_IF_MOVED: Final = "every input is then read from its beginning and sent again with the same EventIds"
+IF_MOVED: Final = "every input is then read from its beginning and sent again with the same EventIds"
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def transaction(db: sqlite3.Connection, path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def translate_errors(path: Path, *, if_moved: str = _IF_MOVED) -> Iterator[None]:
+def translate_errors(path: Path, *, if_moved: str = IF_MOVED) -> Iterator[None]:
     """
     Translate errors of opening and reading a database.
 
@@ -83,7 +83,7 @@ def _is_full(error: Exception) -> bool:
     return code in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_WRITE}
 
 
-def advice_for(error: Exception, if_moved: str = _IF_MOVED) -> str:
+def advice_for(error: Exception, if_moved: str = IF_MOVED) -> str:
     """Return what to do about a file that cannot be used: only a damaged or foreign one should be moved away."""
     if isinstance(error, OSError) or getattr(error, "sqlite_errorcode", 0) & 0xFF in _INTACT:
         return _INTACT_ADVICE
@@ -126,12 +126,7 @@ def open_read_only(path: Path, options: str = "") -> sqlite3.Connection | None:
 
 
 def check_schema(db: sqlite3.Connection, application_id: int, version: int) -> bool:
-    """
-    Return whether a database has its tables; False if it is empty.
-
-    Raises:
-        sqlite3.DatabaseError: It is foreign, or was written by another version of shipper.
-    """
+    """Return whether a database has its tables; raise `DatabaseError` if it is foreign or of another version."""
     # Read the tables first: a new database gets its tables, id and version in one transaction.
     has_tables = bool(db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
     actual_id = db.execute("PRAGMA application_id").fetchone()[0]

@@ -23,17 +23,18 @@ from shipper.model.records import Checkpoint, Rejection, ReplayStream, Totals
 from shipper.state import ledger
 from shipper.state.accepted_ids import AcceptedIds, read_accepted_ids
 from shipper.state.affiliates import ERASED, affiliate_namer, ensure_key
+from shipper.state.directory import LIVE_FILE
 from shipper.state.letters import Letters, consumer_id_of
 from shipper.state.schema import (
     LETTER_BYTES,
     LETTER_OVERHEAD_BYTES,
     chain_wal,
+    check_pages,
+    check_wal,
     create_tables,
     is_initialized,
     open_for_reading,
     wal_bytes,
-    wal_matches,
-    wal_path,
 )
 from shipper.state.sqlite import advice_for, fetch, transaction, translate_errors
 from shipper.state.streams import StreamTable
@@ -50,7 +51,6 @@ _TRANSIENT: Final = {
 }
 _MESSAGE_BYTES: Final = 4096
 _WAL_BYTES: Final = 1 << 20
-_CHECKED_BYTES_MAX: Final = 1 << 24  # takes milliseconds
 _EMPTY_WAL: Final = "PRAGMA wal_checkpoint(TRUNCATE)"
 _BUSY_LIMIT_S: Final = 30.0
 _LETTER_COLUMNS: Final = (
@@ -103,8 +103,10 @@ class Store:
         self._lock = threading.Lock()
         # Read-only first: opening a foreign database for writing would empty its log.
         open_for_reading(directory).close()
-        self._check_wal()
+        check_wal(self._path)
         with translate_errors(self._path):
+            if not self._path.exists():
+                (directory / LIVE_FILE).unlink(missing_ok=True)  # of a database that was moved away
             # SQLite gives its side files the permissions of the database, so this covers them too.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=_BUSY_LIMIT_S)
@@ -125,8 +127,7 @@ class Store:
         if self._path.stat().st_size < size:
             raise sqlite3.DatabaseError(f"it is truncated: {self._path.stat().st_size} of {size} bytes are left")
         # Otherwise each start might send records before it finds that it cannot save them.
-        if size <= _CHECKED_BYTES_MAX and (found := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-            raise sqlite3.DatabaseError(f"it is damaged: {' '.join(found.split())}")
+        check_pages(self._db)
         self._db.execute("PRAGMA wal_autocheckpoint = 0")  # `_transaction` does it
         # A spool segment is deleted after the commit that settles it, so the commit must be on disk by then.
         self._db.execute("PRAGMA synchronous = FULL")
@@ -135,18 +136,6 @@ class Store:
         if is_new:
             create_tables(self._db)
             self._db.execute(_EMPTY_WAL)
-
-    def _check_wal(self) -> None:
-        """Raise StateError if the database and its log do not belong together."""
-        with translate_errors(self._path):
-            # Repeat: a running shipper may merge its log between our two reads.
-            if any(wal_matches(self._path) for _ in range(3)):
-                return
-        raise StateError(
-            f"{self._path} and {wal_path(self._path)} do not belong together: one of them was restored or copied "
-            "without the other. Both were left unchanged. Restore both from the same moment, or move the log away to "
-            "continue with the database alone: everything saved after it is sent again with the same EventIds"
-        )
 
     def _empty_wal(self) -> None:
         fetch(self._db, self._path, _EMPTY_WAL)
@@ -209,14 +198,7 @@ class Store:
         self._db.execute(f"UPDATE totals SET {terms}", changes)
 
     def save(self, checkpoints: Iterable[Checkpoint], now_s: float) -> SaveResult:
-        """
-        Save checkpoints with their dead letters and counts in one transaction.
-
-        Args:
-            checkpoints: In order for each stream.
-        Raises:
-            StateError: Nothing was saved.
-        """
+        """Save checkpoints, in order for each stream, in one transaction; raise `StateError` if nothing was saved."""
         done: list[Checkpoint] = []
         waiting: list[Checkpoint] = []
         waiting_streams: set[int] = set()
@@ -376,14 +358,7 @@ class Store:
         return deleted
 
     def erase_affiliate(self, affiliate_id: str) -> int:
-        """
-        Move the counts of an AffiliateID to `ERASED`, leaving no copy of the AffiliateID.
-
-        Args:
-            affiliate_id: Original, or its name in the ledger.
-        Returns:
-            The number of changed counts.
-        """
+        """Move the counts of an AffiliateID, given as such or as its name, to `ERASED`; return how many changed."""
         erased = self._name_affiliate(affiliate_id)
         with self._transaction():
             changed = ledger.rename(self._db, lambda name: ERASED if name == erased else name)

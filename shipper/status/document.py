@@ -17,12 +17,7 @@ _DEFAULT_DIRECTORY: Final = "/var/lib/shipper"
 
 
 def document(snapshot: Snapshot, streams: int | None = STREAMS_SHOWN) -> dict[str, Any]:
-    """
-    Return a snapshot as builtin types, ready for JSON.
-
-    Args:
-        streams: Maximum number of inputs to list; None = all.
-    """
+    """Return a snapshot as builtin types, with at most that many `streams`; None = all."""
     state = snapshot.state
     is_member = snapshot.live is not None and snapshot.live.group is not None  # whose state is that of the group
     listed = replace(state, streams=state.streams[:streams], unreachable=state.unreachable[-STREAMS_SHOWN:])

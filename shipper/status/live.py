@@ -20,9 +20,9 @@ from msgspec.structs import replace
 
 from shipper.model.group import GroupState
 from shipper.model.units import several, size
+from shipper.state.directory import LIVE_FILE as LIVE_FILE
 from shipper.system.files import read_json, replace_json
 
-LIVE_FILE: Final = "live.json"
 _WRITE_INTERVAL_S: Final = 1.0
 _UNCHANGED_S: Final = 30.0  # write interval without changes, as a sign of life
 _POINT_INTERVAL_S: Final = 2.0
@@ -37,9 +37,6 @@ class Pause(Struct, frozen=True):
 
     Attributes:
         reason: A key of `pauses.ADVICE`.
-        message: What happened, for humans.
-        advice: What to do about it.
-        since: Seconds since the epoch.
         next_probe_at: Time of the next attempt, seconds since the epoch; None if unknown.
         gives_up_at: When the run gives up if nothing changes, seconds since the epoch; None = never.
     """
@@ -168,7 +165,6 @@ class ChartPoint(Struct, frozen=True, array_like=True):
     A point of the charts.
 
     Attributes:
-        at: Seconds since the epoch.
         latency_p50_seconds, latency_p95_seconds: Of the answers since the last point; None if there were none.
         lag: In bytes, or in records of a group member.
     """

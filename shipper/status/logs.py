@@ -110,14 +110,7 @@ def is_json(format: Literal["auto", "json", "console"]) -> bool:
 
 
 def configure_logs(level: str, format: Literal["auto", "json", "console"], *, now: Callable[[], float]) -> None:
-    """
-    Set up the process's logs.
-
-    Args:
-        level: `debug`, `info`, `warning` or `error`.
-        format: `auto` is `console` on a terminal and `json` otherwise.
-        now: Monotonic clock, seconds.
-    """
+    """Set up the process's logs; the format `auto` is `console` on a terminal and `json` otherwise."""
     set_level(level)
     _filter.now = now
     renderer: Any = (

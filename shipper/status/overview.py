@@ -73,7 +73,6 @@ class StreamState(Struct, frozen=True):
         checkpoint: Bytes settled and saved; 0 if the file was truncated below that and has new content.
         lag_bytes: Difference of the two; too small for an archive that has not been read to its end.
         compression: Empty = not compressed.
-        updated_at: When the checkpoint was saved, seconds since the epoch.
         delivered_until: Everything written to it up to this time is settled; the time of the overview if all of it is.
             None = unknown.
         newest_dead_letter: None = none among the newest thousand of all inputs.
@@ -120,7 +119,6 @@ class LetterSummary(Struct, frozen=True, kw_only=True):
     Attributes:
         offset: Byte offset of the record in its input.
         message: Empty if the message is the service's, which may quote a record.
-        last_at: When it was last rejected, seconds since the epoch.
     """
 
     id: int
@@ -140,7 +138,6 @@ class Overview(Struct, frozen=True, kw_only=True):
     the checkpoints count.
 
     Attributes:
-        at: Seconds since the epoch.
         purged: Those of `dead_lettered` that were deleted, by `dead-letters purge` or because of their age.
         streams: Sorted by lag, largest first.
         dead_letters: Stored dead letters by rule.

@@ -40,7 +40,7 @@ ADVICE: Final = {
     "dead_letters_full": "purge or replay dead letters (shipper dead-letters list), or raise "
     "state.dead_letter_max_bytes",
     "broker_unavailable": "the Kafka brokers or the network are down; shipper retries automatically",
-    "broker_forbidden": "grant the named permission, or correct the password; shipper retries automatically",
+    "broker_forbidden": "grant the named permission, or change what the message names; shipper retries automatically",
     "input_gap": 'restore the records from a copy; or set input.kafka.on_gap = "continue" and reload (SIGHUP)',
     "state_unwritable": "make room on the disk of state.directory, or make it writable again",
 }

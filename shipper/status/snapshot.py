@@ -30,9 +30,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     A shipper and its state at one time.
 
     Attributes:
-        at: Seconds since the epoch.
         process_id: The process that holds the state directory; None = no shipper is running, 0 = unknown.
-        live: The snapshot of that process or of the last one.
         report: The report that was fetched last; None if none is stored.
         stuck: Description of work that is stuck in the process; empty if none is.
         unmatched, unreadable: Problems of the inputs as seen by this process, see `Backlog`.
@@ -166,14 +164,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
 
 def take_snapshot(settings: Settings, at: float) -> Snapshot:
-    """
-    Inspect the state directory and the files of `input.include`, with or without a running shipper.
-
-    Args:
-        at: The time, seconds since the epoch.
-    Raises:
-        StateError: As for `Store`.
-    """
+    """Inspect the state directory and the inputs, with or without a running shipper; errors as for `Store`."""
     from shipper.report.history import latest_fetch  # delivering does not need reports
 
     directory = settings.state.directory

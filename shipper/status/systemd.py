@@ -24,7 +24,6 @@ class Notifier:
 
     Args:
         environ: Contains `NOTIFY_SOCKET`, and `WATCHDOG_USEC` if the watchdog is enabled.
-        now: Monotonic clock, seconds.
         count_letters: Counts the stored dead letters; blocks, and may raise StateError. None = there is no count.
     Source:
         sd_notify(3).
@@ -53,12 +52,7 @@ class Notifier:
             await anyio.sleep(_STATUS_INTERVAL_S)
 
     def notify(self, live: Live, *, stuck: str = "") -> None:
-        """
-        Report a snapshot and, as it comes from the main event loop, a sign of life.
-
-        Args:
-            stuck: Description of stuck work; if not empty, no sign of life is sent.
-        """
+        """Report a snapshot; it is a sign of life of the main event loop, unless work is `stuck`."""
         if not self._address:
             return
         lines = ["WATCHDOG=1"] if self._has_watchdog and not stuck else []

@@ -44,10 +44,6 @@ class Watchdog:
 
     It counts time in checks, so that a stopped process or a sleeping machine does not count as stuck.
 
-    Args:
-        limit_s: How long an item may take without progress.
-        now: Monotonic clock, seconds.
-
     Attributes:
         stuck: Description of stuck work; empty if there is none.
     """

@@ -32,7 +32,7 @@ def checked_base_url(address: str, *, allow_plaintext: bool) -> str:
 
 
 def check_address(address: str, *, key: str, allow_plaintext: bool, allow_path: bool = True) -> None:
-    """Validate an address that is used unchanged, as `checked_base_url` does; `key` is relative to its section."""
+    """Validate the address in a setting (`key`), as `checked_base_url` does; it is used unchanged."""
     url = _split(address, key=key, allow_plaintext=allow_plaintext)
     if not allow_path and url.path.strip("/"):
         raise _invalid(f"{address!r} must not contain a path", key)
@@ -96,7 +96,7 @@ def check_host_names(names: Iterable[str], *, key: str) -> None:
 
 
 def host_of(header: str) -> str | None:
-    """Return the host in a `Host` header, a lower-case name or the text in brackets; None if the header is invalid."""
+    """Return the host in a `Host` header, in lower case and without port and final dot; None if it is invalid."""
     match = _HOST.fullmatch(header) if len(header) <= _HOST_NAME_LENGTH else None
     return match and (match["literal"] or match["name"].lower().removesuffix("."))
 

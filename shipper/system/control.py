@@ -21,7 +21,7 @@ from shipper.model.version import __version__
 
 PROTOCOL: Final = 1
 REQUEST_BYTES: Final = 1 << 18
-_NAME: Final = "control"
+SOCKET: Final = "control"
 _PATH_BYTES: Final = 100  # fits into a socket address on Linux and elsewhere
 _BACKLOG: Final = 16
 
@@ -40,13 +40,13 @@ class Answer(Struct, kw_only=True, omit_defaults=True):
 
     message: str = ""  # for humans; empty = none
     code: int | None = None  # exit code of the client's command, in the last answer only
-    content: msgspec.Raw = msgspec.Raw(b"null")  # the result, as JSON
+    content: msgspec.Raw = msgspec.Raw(b"null")
 
 
 @contextmanager
 def listening(directory: Path) -> Iterator[socket.socket]:
-    """Listen in a state directory whose lock the caller holds; replace the socket of a killed process."""
-    path = directory / _NAME
+    """Listen in a locked state directory, replacing a dead process's socket; raise `OSError` with the reason."""
+    path = directory / SOCKET
     with socket.socket(socket.AF_UNIX) as listener:
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(path.lstat().st_mode):
@@ -74,7 +74,7 @@ def connect(directory: Path) -> socket.socket:
     """
     client = socket.socket(socket.AF_UNIX)
     try:
-        with _short_path(directory / _NAME) as address:
+        with _short_path(directory / SOCKET) as address:
             client.connect(address)
     except BaseException:
         client.close()

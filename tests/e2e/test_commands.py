@@ -353,13 +353,16 @@ def test_an_empty_value_as_of_an_unset_variable_selects_nothing(shipper: Shipper
 
 
 def test_a_name_that_the_encoding_lacks_is_escaped(shipper: Shipper, service: Service, sample: Sample):
-    (shipper.folder / "\N{GREEK SMALL LETTER PI}.ndjson").write_bytes(b"".join(sample.lines[:10]) + b"{}\n")
-    shipper.run("backfill", "\N{GREEK SMALL LETTER PI}.ndjson", check=False)
-    for command in (["status"], ["dead-letters", "list"], ["dead-letters", "show", "1"]):
-        latin = ["env", "PYTHONIOENCODING=latin-1"]
-        shown = shipper.run(*command, prefix=latin, check=False)
+    name = "\N{GREEK SMALL LETTER PI}\N{FAMILY}\u00e9.ndjson"
+    (shipper.folder / name).write_bytes(b"".join(sample.lines[:10]) + b"{}\n")
+    shipper.run("backfill", name, check=False)
+    for command in (["status"], ["dead-letters", "list"], ["dead-letters", "show", "1"], ["status", "--json"]):
+        shown = shipper.run(*command, prefix=["env", "PYTHONIOENCODING=ascii"], check=False)
         assert shown.returncode == 0, shown.stderr
-        assert "\\u03c0.ndjson" in shown.stdout
+        assert json.dumps(name)[1:-1] in shown.stdout
+    assert json.loads(shown.stdout)["state"]["streams"][0]["path"] == str(shipper.folder / name)
+    undecoded = shipper.run("check", "--json", "--set", f"state.directory={shipper.folder}/\udcff")
+    assert f"{shipper.folder}/\\xff" in {i["what"].split(" does")[0] for i in json.loads(undecoded.stdout)["items"]}
 
 
 @pytest.mark.parametrize(

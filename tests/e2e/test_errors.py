@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -31,6 +32,17 @@ def test_a_missing_setting_is_named(shipper: Shipper, configured: bool, settings
     assert (result.returncode, result.stdout) == (2, "")
     assert words in result.stderr
     assert not (shipper.state / "state.db").exists()
+
+
+def test_a_run_without_enough_memory_says_what_to_lower_and_loses_nothing(
+    shipper: Shipper, service: Service, file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as patched:
+        patched.setattr("shipper.pipeline.batching.Batch", Mock(side_effect=MemoryError))
+        result = shipper.backfill(file, check=False)
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1), result.stderr
+    assert "lower batch.max_bytes" in result.stderr
+    assert shipper.backfill(file).counts() == (300, 300, 0, 0, 0)
 
 
 WRONG_USAGE = [

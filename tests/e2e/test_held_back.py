@@ -200,7 +200,7 @@ def test_good_records_are_not_dead_lettered_if_the_clock_is_a_year_behind(shippe
     """The service's clock is correct, but unknown before the first request."""
     shipper.shortened |= {"shipper.pipeline.packer.FAIL_FAST_S": 0.3}
     year_s = 365 * 86_400.0
-    lines = [changed(line, Timestamp=now_by(year_s - 60 - number)) for number, line in enumerate(sample.lines[:1_500])]
+    lines = [changed(line, Timestamp=now_by(year_s - 60 - number)) for number, line in enumerate(sample.lines[:5])]
     file = write(shipper.folder, "events.ndjson", lines)
     with sandbox(clock_offset_seconds=year_s) as service:
         shipper.target = service.target
@@ -212,7 +212,7 @@ def test_good_records_are_not_dead_lettered_if_the_clock_is_a_year_behind(shippe
         assert paused["reason"] == "clock"
         assert shipper.read_state().dead_letters == ()
         settings = {"records.max_future_seconds": 366 * 86_400}
-        assert shipper.backfill(file, settings=settings).counts() == (1_500, 1_500, 0, 0, 0)
+        assert shipper.backfill(file, settings=settings).counts() == (5, 5, 0, 0, 0)
 
 
 def test_records_with_times_in_the_future_become_dead_letters(shipper: Shipper, service: Service, sample: Sample):

@@ -47,6 +47,8 @@ def test_a_secret_in_the_wrong_place_is_not_shown(secret: str, shipper: Shipper,
         result = shipper.run("backfill", tmp_path / "none.ndjson", "--set", written, check=False)
         shown = result.stdout + result.stderr
         assert result.returncode == 2, (written, shown)
+        if ".command=" in place:  # the only command that runs a program that cannot be found
+            shown += shipper.run("check", "--set", written, check=False).stdout
         assert secret not in shown, (written, shown)
 
 

@@ -103,7 +103,9 @@ def test_an_inaccessible_parent_of_the_state_directory_is_named(shipper: Shipper
     shipper.state.rename(above / "state")
     above.chmod(0)
     settings = {"state.directory": above / "state"}
-    for command in (["pipe"], ["status"], ["dead-letters", "list"]):
+    erase = ["dead-letters", "purge", "--consumer-id", "1", "--yes"]
+    others = (["retry"], ["dead-letters", "replay"], erase, ["ledger", "--erase-affiliate", "1", "--yes"])
+    for command in (["pipe"], ["status"], ["dead-letters", "list"], *others):
         result = without_privilege(shipper, *command, settings=settings)
         assert result.returncode in {1, 2}, (command, result)
         assert (

@@ -40,12 +40,14 @@ class Scenario:
         refuses: Days without a report.
         asked: The report requests.
         changes: Other changes to a report.
+        extra: Additional fields of its document, each with a comma after it.
     """
 
     def __init__(self, shipper: Shipper, fake: FakeService, service: ReportService) -> None:
         self.shipper = shipper
         self.figures: dict[str, dict[tuple[int, int], Any]] = {day: {} for day in days_of(*DAYS)}
         self.refuses: set[str] = set()
+        self.extra = b""
         self.changes: Callable[[wire.DailyReport], wire.DailyReport] = lambda made: made
         self.states: Callable[[Asked], tuple[str, str]] = lambda asked: (str(asked.start), str(asked.end))
         shipper.target = fake.target
@@ -121,7 +123,7 @@ class Scenario:
         brands = [brand(*entries, number=number) for number, entries in found.items()]
         made = report(*brands, account=asked.account, start=start, end=end)
         made = self.changes(replace(made, outgoing_balance=made.opening_balance))
-        return ok(wire.encode_report(made))
+        return ok(wire.encode_report(made).replace(b"{", b"{" + self.extra, 1))
 
 
 def added(figures: Iterable[Mapping[tuple[int, int], Any]]) -> dict[tuple[int, int], wire.AmountPair]:
@@ -458,6 +460,17 @@ def test_a_source_listed_twice_is_counted_once_with_a_finding(scenario: Scenario
     assert (finding["start"], finding["check"]) == ("2025-10-04", "sources_are_listed_once")
     assert finding["where"] == f"brands[id=11].marketingSources[id={A}]"
     assert "it is listed more than once" in " ".join(scenario.reconcile(form="table").stdout.split())
+
+
+def test_undocumented_fields_are_named_as_they_may_mean_that_a_report_is_incomplete(scenario: Scenario):
+    scenario.accept(30, "2025-10-04T12", A)
+    scenario.report("2025-10-04", a=30)
+    scenario.extra = b'"nextLink":"/page/2","\x1b[2J":1,'.replace(b"\x1b", b"\\u001b")
+    code, found = scenario.judged()
+    assert (code, found["verdict"]) == (0, "agree")
+    assert {each["check"] for each in found["findings"]} == {"fields_are_documented"}
+    words = "undocumented fields, which may mean that the report is incomplete: nextLink, \\x1b[2J (and 2 more)"
+    assert words in " ".join(scenario.reconcile(form="table").stdout.split())
 
 
 def test_an_inconsistent_balance_is_a_note_and_does_not_affect_the_verdict(scenario: Scenario):

@@ -86,6 +86,19 @@ def test_one_of_many_simultaneous_starts_works_and_the_others_name_it(
     assert Counter(fake.event_ids()) == Counter(sample.ids[:300])
 
 
+def test_a_state_that_was_used_with_another_service_is_reported_by_check_and_at_the_next_start(
+    shipper: Shipper, service: Service, fake: FakeService, sample: Sample, file: Path
+):
+    """What the first service accepted is not sent to the second, for example after a test with a sandbox."""
+    assert shipper.backfill(file).returncode == 0
+    warning = f"was last used with {shipper.target.base_url},"
+    shipper.target = fake.target
+    assert warning in shipper.run("check").stdout
+    texts = [shipper.backfill(file).stderr, shipper.backfill(file).stderr, shipper.run("check").stdout]
+    assert [warning in text for text in texts] == [True, False, False], "it is said once"
+    assert not fake.stored
+
+
 # Growth of the state store ----------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 import subprocess
@@ -149,6 +150,15 @@ def _folder(path: Path) -> None:
     path.mkdir()
 
 
+def _only_the_log_is_left(path: Path) -> None:
+    _with_log(path)
+    path.unlink()
+
+
+def _emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
 def _not_permitted(path: Path) -> None:
     path.chmod(0)
 
@@ -162,6 +172,8 @@ def _not_permitted(path: Path) -> None:
         (_newer, "pipe"),
         (_foreign, "backfill"),
         (_folder, "backfill"),
+        (_only_the_log_is_left, "pipe"),
+        (_emptied, "run"),
         (_not_permitted, "backfill"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__.lstrip("_"),
@@ -174,8 +186,13 @@ def test_an_untrustworthy_state_store_is_refused_and_left_unchanged(
     with used.file.open("rb") as stdin:
         prefix = where_permissions_hold() if spoil is _not_permitted else []
         assert_refused(shipper, service, command, *arguments, stdin=stdin, prefix=prefix)
-    if spoil in {_newer, _foreign}:
+    if spoil in {_newer, _foreign, _only_the_log_is_left, _emptied}:
         assert_refused(shipper, service, "status")
+        assert_refused(shipper, service, "ledger")
+    checked = shipper.run("check", "--json", prefix=prefix, check=False)
+    (failed,) = (item for item in json.loads(checked.stdout)["items"] if item["result"] == "fail")
+    assert (checked.returncode, failed["name"]) == (2, "state.directory")
+    assert str(used_state) in failed["what"]
 
 
 def test_read_only_commands_refuse_a_broken_state_store_too(shipper: Shipper, service: Service, used_state: Path):

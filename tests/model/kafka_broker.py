@@ -66,7 +66,6 @@ class TinyBroker:
 
     def lose(self) -> None:
         """Remove the member from the group; it learns this at its next poll."""
-        assert self.consumer is not None
         self.owners = ["other"] * len(self.owners)
         self.generation += 1
         self.consumer.rebalances = [("lost", [*self.consumer.positions])]
@@ -254,7 +253,7 @@ class TinyAdmin:
         self.broker = broker
 
     def describe_topics(self, topics: object, **_: object) -> dict[str, Future[Any]]:
-        numbers = [SimpleNamespace(id=number) for number in range(len(self.broker.logs))]
+        numbers = [SimpleNamespace(id=number, leader=1) for number in range(len(self.broker.logs))]
         return {TOPIC: _done(SimpleNamespace(topic_id=TOPIC_ID, partitions=numbers, authorized_operations=None))}
 
     def list_offsets(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from hypothesis import settings
@@ -15,6 +16,15 @@ from shipper.state.ledger import sum_tallies
 CHUNK_BYTES = 1000
 
 
+def counted(spans: list[Span]) -> Counter[str]:
+    return Counter(
+        read=sum(span.read for span in spans),
+        accepted=sum(span.accepted for span in spans),
+        duplicates=sum(span.duplicates for span in spans),
+        rejections=sum(len(span.rejections) for span in spans),
+    )
+
+
 class Settling(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +33,7 @@ class Settling(RuleBasedStateMachine):
         self.spans: dict[int, list[Span]] = {1: [], 2: []}
         self.owed: list[tuple[Span, Sequence[int]]] = []
         self.saved = {1: 0, 2: 0}
-        self.handed = {"read": 0, "accepted": 0, "duplicates": 0, "rejections": 0}
+        self.handed: Counter[str] = Counter()
         self.chunks = {1: self.chunk(1), 2: self.chunk(2)}
 
     def chunk(self, number: int) -> Chunk:
@@ -92,19 +102,12 @@ class Settling(RuleBasedStateMachine):
             self.acks.accept(Batch(number=1, body=b"", events=len(late), parts=late))
         # From now on, the same number denotes another stream.
         self.spans[number], self.saved[number] = [], 0
-        self.handed = dict.fromkeys(self.handed, 0)
+        self.handed = counted(self.passed(3 - number))
         self.streams[number - 1] = Stream(stream_id=number, kind="file", path="x")
         self.chunks[number] = self.chunk(number)
-        other = 3 - number
-        for span in self.spans[other]:
-            if span.end_offset <= self.saved[other]:
-                self.count(span)
 
-    def count(self, span: Span) -> None:
-        self.handed["read"] += span.read
-        self.handed["accepted"] += span.accepted
-        self.handed["duplicates"] += span.duplicates
-        self.handed["rejections"] += len(span.rejections)
+    def passed(self, number: int) -> list[Span]:
+        return [span for span in self.spans[number] if span.end_offset <= self.saved[number]]
 
     @rule()
     def take(self) -> None:
@@ -112,10 +115,12 @@ class Settling(RuleBasedStateMachine):
             number = checkpoint.stream.stream_id
             assert checkpoint.end_offset > self.saved[number]
             self.saved[number] = checkpoint.end_offset
-            self.handed["read"] += checkpoint.read
-            self.handed["accepted"] += checkpoint.accepted
-            self.handed["duplicates"] += checkpoint.duplicates
-            self.handed["rejections"] += len(checkpoint.rejections)
+            self.handed.update(
+                read=checkpoint.read,
+                accepted=checkpoint.accepted,
+                duplicates=checkpoint.duplicates,
+                rejections=len(checkpoint.rejections),
+            )
         for number, spans in self.spans.items():
             prefix = 0
             for span in spans:
@@ -123,15 +128,7 @@ class Settling(RuleBasedStateMachine):
                     break
                 prefix = span.end_offset
             assert self.saved[number] == prefix, "the checkpoint is not the end of the settled prefix"
-        passed = [
-            span for number, spans in self.spans.items() for span in spans if span.end_offset <= self.saved[number]
-        ]
-        assert self.handed == {
-            "read": sum(span.read for span in passed),
-            "accepted": sum(span.accepted for span in passed),
-            "duplicates": sum(span.duplicates for span in passed),
-            "rejections": sum(len(span.rejections) for span in passed),
-        }
+        assert self.handed == counted([*self.passed(1), *self.passed(2)])
         assert self.handed["read"] == self.handed["accepted"] + self.handed["duplicates"] + self.handed["rejections"]
 
     @invariant()

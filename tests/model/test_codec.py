@@ -204,7 +204,6 @@ def test_bodies_are_json_and_hold_the_accepted_lines_byte_for_byte(data: bytes):
 
     def take() -> None:
         batch = batcher.take()
-        assert batch is not None
         document = json.loads(batch.body)
         assert document["EventType"] == "Acquisition"
         assert len(document["events"]) == batch.events == sum(len(ordinals) for _, ordinals in batch.parts)

@@ -104,11 +104,12 @@ class SteppedMember(Member):
 class World:
     """A broker, a service, and a member that may be killed and restarted."""
 
+    member: SteppedMember
+    pipeline: Pipeline
+
     def __init__(self) -> None:
         self.broker = TinyBroker(PARTITIONS)
         self.service = Service()
-        self.member: SteppedMember | None = None
-        self.pipeline: Pipeline | None = None
         self._numbers = count()
         self._sessions = count()
         self._stack = AsyncExitStack()
@@ -134,8 +135,6 @@ class World:
 
     def counts(self) -> Counter[str]:
         """Return the events that occurred, to prove the coverage of the test."""
-        assert self.member is not None
-        assert self.pipeline is not None
         self._counts.update({"handed over": self.pipeline.settlement.handed_over, **self.member.status.transactions})
         self._counts["letters"] += len(self.broker.tables[GROUP.letters])
         self._counts["duplicates"] += self.pipeline.totals.duplicates
@@ -185,13 +184,8 @@ class World:
             broker.tables[GROUP.ledger][key] = Row(msgspec.json.encode(totals), {})
 
     async def turn(self) -> None:
-        assert self.member is not None
         await anyio.to_thread.run_sync(self.member._poll_once)
         await anyio.sleep(0.002)
-
-    async def save(self) -> None:
-        assert self.pipeline is not None
-        await self.pipeline.save()
 
     # Invariants -------------------------------------------------------------------------------------------------------
 
@@ -241,7 +235,7 @@ class World:
             while self.service.waiting:
                 self.service.answer(0)
                 await anyio.sleep(0.001)
-            await self.save()
+            await self.pipeline.save()
         else:
             raise AssertionError(f"no progress beyond {broker.committed}: {self.pipeline!r}")
 
@@ -302,12 +296,12 @@ async def play(actions: list[tuple[Any, ...]]) -> Counter[str]:
                         await anyio.sleep(0.001)
                     case "save":
                         before = dict(broker.committed)
-                        await world.save()
+                        await world.pipeline.save()
                         done["saved"] += broker.committed != before
                     case "save in a turn":
                         broker.commit_s = 0.003
                         async with anyio.create_task_group() as group:
-                            group.start_soon(world.save)
+                            group.start_soon(world.pipeline.save)
                             await anyio.sleep(0.001)
                             await world.turn()
                         broker.commit_s = 0.0

@@ -12,13 +12,7 @@ import trustme
 from shipper.state.store import Store
 from tests.certificates import context_of
 from tests.stage.endpoints import Names
-from tests.stage.loops import LOOPS, Run, runner
-from tests.stage.pipelines import accounted_store
-
-
-@pytest.fixture(params=LOOPS)
-def run(request: pytest.FixtureRequest) -> Run:
-    return runner(request.param, limit_s=20)
+from tests.stage.pipelines import Maker, accounted_store
 
 
 @pytest.fixture(scope="session")
@@ -26,11 +20,22 @@ def server_context(authority: trustme.CA) -> ssl.SSLContext:
     return context_of(authority, "127.0.0.1", "::1")
 
 
+@pytest.fixture(params=["http", "https"])
+def context(request: pytest.FixtureRequest, server_context: ssl.SSLContext) -> ssl.SSLContext | None:
+    """The context of a server with or without TLS."""
+    return server_context if request.param == "https" else None
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     """A state whose counts must add up at the end."""
     with accounted_store(tmp_path) as store:
         yield store
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch, store: Store) -> Maker:
+    return Maker(monkeypatch, store)
 
 
 @pytest.fixture

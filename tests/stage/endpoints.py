@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from shipper.config.settings import DeliverySettings, EndpointSettings
 from shipper.delivery.answer import Answer
 from shipper.delivery.credentials import Authorization
 from shipper.delivery.endpoint import ConnectionSettings, Endpoint, NoAnswerError
+from tests.servers import Origin, Reply
 
 DELIVERY = DeliverySettings(connect_timeout_seconds=5.0, read_timeout_seconds=5.0)
 AUTHORIZATION = Authorization("the-token", "the-key")
@@ -36,6 +38,16 @@ async def endpoint(
             yield used
     finally:
         await used.aclose()
+
+
+@asynccontextmanager
+async def reaching(
+    *replies: Reply, context: ssl.SSLContext | None = None, **options: Any
+) -> AsyncIterator[tuple[Endpoint, Origin]]:
+    """Start a service that gives these replies, and create its endpoint."""
+    with Origin(*replies, context=context) as origin:
+        async with endpoint(origin.url, **options) as used:
+            yield used, origin
 
 
 async def post(used: Endpoint, body: bytes = b"[1]", **options: Any) -> Answer:

@@ -1,43 +1,49 @@
-"""Run async code on each supported event loop."""
+"""Run async code on each supported event loop, or in virtual time."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import pytest
+import trio
+from trio.testing import MockClock
 
-LOOPS = ["asyncio", "uvloop", "trio"]
-
-Run = Callable[[Callable[[], Awaitable[None]]], None]
+T = TypeVar("T")
 
 
-def runner(loop: str, *, limit_s: float) -> Run:
-    """Return a function that runs an async function on an event loop, with a time limit."""
+def on_loops(*loops: str) -> Callable[[Callable[..., Awaitable[object]]], Callable[..., None]]:
+    """Run an async test on some event loops, with a time limit."""
 
-    def run(main: Callable[[], Awaitable[None]]) -> None:
-        async def limited() -> None:
-            with anyio.fail_after(limit_s):
-                await main()
+    def decorate(test: Callable[..., Awaitable[object]]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(loop: str, **arguments: Any) -> None:
+            async def limited() -> None:
+                with anyio.fail_after(30):
+                    await test(**arguments)
 
-        backend = "trio" if loop == "trio" else "asyncio"
-        anyio.run(limited, backend=backend, backend_options={"use_uvloop": True} if loop == "uvloop" else {})
+            backend = "trio" if loop == "trio" else "asyncio"
+            anyio.run(limited, backend=backend, backend_options={"use_uvloop": True} if loop == "uvloop" else {})
+
+        signature = inspect.signature(test)
+        loop = inspect.Parameter("loop", inspect.Parameter.KEYWORD_ONLY)
+        run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), loop])  # type: ignore[attr-defined]
+        return pytest.mark.parametrize("loop", loops)(run)
+
+    return decorate
+
+
+on_each_loop = on_loops("asyncio", "uvloop", "trio")
+
+
+def in_virtual_time(main: Callable[..., Awaitable[T]]) -> Callable[..., T]:
+    """Run an async test, or another function, on a clock that jumps to the next event, without threads and programs."""
+
+    @functools.wraps(main)
+    def run(*arguments: Any, **options: Any) -> T:
+        return trio.run(functools.partial(main, *arguments, **options), clock=MockClock(autojump_threshold=0))
 
     return run
-
-
-def on_each_loop(test: Callable[..., Awaitable[object]]) -> Callable[..., None]:
-    """Run an async test on each event loop."""
-
-    def run(loop: str, **arguments: Any) -> None:
-        runner(loop, limit_s=30)(partial(test, **arguments))
-
-    signature = inspect.signature(test)
-    loop = inspect.Parameter("loop", inspect.Parameter.KEYWORD_ONLY)
-    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), loop])  # type: ignore[attr-defined]
-    run.__name__, run.__doc__, run.__module__ = test.__name__, test.__doc__, test.__module__
-    run.pytestmark = getattr(test, "pytestmark", [])  # type: ignore[attr-defined]
-    return pytest.mark.parametrize("loop", LOOPS)(run)

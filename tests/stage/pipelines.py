@@ -27,6 +27,7 @@ from shipper.config.settings import (
 from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, Summary, Totals, move_checkpoints
 from shipper.pipeline.pipeline import Pipeline
 from shipper.state.store import Store
+from tests.fakes import ScriptedEndpoint
 from tests.unit.test_codec import line
 
 NOW_S = 1_800_000_000.0
@@ -93,19 +94,38 @@ def good(number: int) -> bytes:
     return line(number, ConsumerID=number + 1) + b"\n"
 
 
-def pipeline_of(
-    patch: pytest.MonkeyPatch,
-    settings: Settings,
-    source: Any,
-    store: Any,
-    endpoints: Iterable[Any],
-    *,
-    is_one_shot: bool = True,
-) -> Pipeline:
-    """Create a pipeline with one sender per endpoint."""
-    left = iter(endpoints)
-    patch.setattr("shipper.pipeline.senders.Endpoint", lambda *_, **__: next(left))
-    return Pipeline(settings, source, store, is_one_shot=is_one_shot, wall_time=lambda: NOW_S, rng=Random(1))
+class Maker:
+    """Creates pipelines with fakes; by default, each batch is one event."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, store: Store) -> None:
+        self._patch = patch
+        self._store = store
+
+    def __call__(
+        self,
+        source: Source,
+        *scripts: Sequence[Any],
+        endpoints: Iterable[Any] | None = None,
+        senders: int | None = None,
+        store: Any = None,
+        is_one_shot: bool | None = None,
+        **changes: Any,
+    ) -> Pipeline:
+        """
+        Create a pipeline with a sender for each script of an endpoint; without any, one that accepts everything.
+
+        Args:
+            endpoints: Other endpoints, in place of scripted ones.
+            is_one_shot: Whether the run ends with its input; by default, if the source does.
+            changes: Settings, named by section and key.
+        """
+        scripts = scripts or ([],)
+        left = iter(endpoints or map(ScriptedEndpoint, scripts))
+        self._patch.setattr("shipper.pipeline.senders.Endpoint", lambda *_, **__: next(left))
+        made = settings(senders=senders or len(scripts), **{"batch_max_events": 1, **changes})
+        is_one_shot = not source.is_followed if is_one_shot is None else is_one_shot
+        store = self._store if store is None else store
+        return Pipeline(made, source, store, is_one_shot=is_one_shot, wall_time=lambda: NOW_S, rng=Random(1))
 
 
 class Run:
@@ -141,6 +161,12 @@ async def running(pipeline: Pipeline, *, limit_s: float = 10.0) -> AsyncIterator
         async with anyio.create_task_group() as group:
             group.start_soon(ship)
             yield run
+
+
+async def ran(pipeline: Pipeline, *, limit_s: float = 10.0) -> Summary:
+    """Run a pipeline to its end."""
+    with anyio.fail_after(limit_s):
+        return await pipeline.run()
 
 
 @asynccontextmanager

@@ -5,15 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
-import trio
 from anyio.streams.memory import MemoryObjectReceiveStream
-from trio.testing import MockClock
 
 from shipper.config.settings import DeliverySettings
 from shipper.delivery.answer import Answer
@@ -24,23 +22,17 @@ from shipper.delivery.sender import DeliveryCounts, Sender, SharedState
 from shipper.model.records import Batch, BatchResult, Refusal, Span, Stream
 from shipper.model.wire import BODY_HEAD, BODY_TAIL
 from tests.fakes import OK, FixedCredentials, answer
-
-T = TypeVar("T")
+from tests.stage.loops import in_virtual_time
 
 Reply = Answer | NoAnswerError
 UNTIL_IT_RECOVERS = 1_000.0
-
-
-def in_virtual_time(main: Callable[[], Awaitable[T]]) -> T:
-    """Run on a clock that jumps to the next event."""
-    return trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 def event_id(number: int) -> str:
     return f"00000000-0000-4000-8000-{number:012d}"
 
 
-def batch_of(numbers: Iterable[int], *, number: int = 1, padding: int = 0) -> Batch:
+def batch_of(numbers: Iterable[int], *, number: int = 1, events_before: int = 0, padding: int = 0) -> Batch:
     """Return a batch of events that contain little more than their ids."""
     lines = [
         b'{"EventId":"%b","ConsumerID":%d,"x":"%b"}' % (event_id(n).encode(), n + 1, b"x" * padding) for n in numbers
@@ -54,7 +46,12 @@ def batch_of(numbers: Iterable[int], *, number: int = 1, padding: int = 0) -> Ba
         unsettled=len(lines),
     )
     body = BODY_HEAD + b",".join(lines) + BODY_TAIL
-    return Batch(number=number, body=body, events=len(lines), parts=[(span, range(len(lines)))])
+    parts = [(span, range(len(lines)))]
+    return Batch(number=number, events_before=events_before, body=body, events=len(lines), parts=parts)
+
+
+def numbers_in(body: bytes) -> list[int]:
+    return [int(event["EventId"][-12:]) for event in json.loads(body)["events"]]
 
 
 class Request:
@@ -73,7 +70,7 @@ class Request:
 
     @property
     def numbers(self) -> list[int]:
-        return [int(event["EventId"][-12:]) for event in json.loads(self.body)["events"]]
+        return numbers_in(self.body)
 
 
 class ServiceModel:
@@ -182,16 +179,16 @@ class Delivery:
         with settled_rx:
             async for settled in settled_rx:
                 if settled.accepted is not None:
-                    self.settled.update(_numbers(settled.accepted))
+                    self.settled.update(numbers_in(settled.accepted.body))
                 for batch, refusal in settled.refused:
-                    (number,) = _numbers(batch)
+                    (number,) = numbers_in(batch.body)
                     assert number not in self.refused
                     self.refused[number] = refusal
 
     async def deliver(self, batches: Sequence[Batch]) -> None:
         """Deliver all batches in order; every event must be settled once."""
         await self.run(batches)
-        wanted = {number for batch in batches for number in _numbers(batch)}
+        wanted = {number for batch in batches for number in numbers_in(batch.body)}
         assert set(self.settled) | set(self.refused) == wanted
         assert not set(self.settled) & set(self.refused)
         assert set(self.settled.values()) <= {1}
@@ -208,10 +205,6 @@ class Delivery:
             async with batches_tx:
                 for batch in batches:
                     await batches_tx.send(batch)
-
-
-def _numbers(batch: Batch) -> list[int]:
-    return [int(event["EventId"][-12:]) for event in json.loads(batch.body)["events"]]
 
 
 def numbered(count: int, *, events: int = 10) -> list[Any]:
@@ -233,15 +226,12 @@ def no_answer(cause: str = "read_timeout", **flags: Any) -> NoAnswerError:
     return NoAnswerError(cause, "no answer", **flags)
 
 
-def run(delivery: Callable[[], Delivery], batches: list[Any]) -> Delivery:
-    """Create and run a delivery in virtual time."""
-
-    async def main() -> Delivery:
-        made = delivery()
-        await made.deliver(batches)
-        return made
-
-    return in_virtual_time(main)
+@in_virtual_time
+async def run(delivery: Callable[[], Delivery], batches: list[Any]) -> Delivery:
+    """Create and run a delivery."""
+    made = delivery()
+    await made.deliver(batches)
+    return made
 
 
 def refuses(poison: set[int], status: int = 400, words: str = "IP is bad") -> Callable[[Request], Reply | None]:

@@ -11,17 +11,15 @@ from typing import Any
 
 import anyio
 import pytest
-import trio
-from trio.testing import MockClock
 
 from shipper.check.service import EMPTY_BATCH, Checkup, Item, describe_certificate, describe_expiry
 from shipper.config.secrets import LiteralSecret, SecretReference
-from shipper.config.settings import DeliverySettings, EndpointSettings
+from shipper.config.settings import EndpointSettings
 from tests.cases import each
 from tests.servers import Origin, Proxy
-from tests.stage.loops import Run
+from tests.stage.endpoints import DELIVERY, poll
+from tests.stage.loops import in_virtual_time, on_each_loop
 
-DELIVERY = DeliverySettings(connect_timeout_seconds=5.0, read_timeout_seconds=5.0)
 SECRETS = ("the-key", "the-token", "the-proxy-password")
 
 
@@ -58,20 +56,16 @@ def short(items: Sequence[Item]) -> list[str]:
 # Servers --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_steps_are_the_same_on_every_event_loop_and_connections_are_closed(
-    run: Run, ca: Path, server_context: ssl.SSLContext
+@on_each_loop
+async def test_the_steps_are_the_same_on_every_event_loop_and_connections_are_closed(
+    ca: Path, server_context: ssl.SSLContext
 ):
-    async def main() -> None:
+    with Origin(context=server_context) as origin:
         items = await look(origin.url, ca_bundle=ca, asks=True)
         good = ["dns", "connect", "tls", "credentials", "route", "key", "token"]
         assert short(items) == [*(f"ok {step}" for step in good), "note clock"]
         assert items[-1].what == "the service does not send its time"
-        with anyio.fail_after(10):
-            while origin.closed < 2:
-                await anyio.sleep(0.001)
-
-    with Origin(context=server_context) as origin:
-        run(main)
+        await poll(lambda: origin.closed == 2)
     assert (origin.accepted, len(origin.requests)) == (2, 1)
 
 
@@ -115,54 +109,42 @@ async def test_all_addresses_are_reported_and_tried(
         with monkeypatch.context() as patched:
             resolve_to(patched, *found)
             items = await look(f"http://intake.example.com:{origin.port}")
-        with anyio.fail_after(10):
-            while origin.accepted < is_reached:
-                await anyio.sleep(0.001)
+        await poll(lambda: origin.accepted >= is_reached)
     assert short(items)[:2] == results
-    assert (
-        items[0].what == f"intake.example.com resolves to {', '.join(dict.fromkeys(address for _, address in found))}"
-    )
+    addresses = ", ".join(dict.fromkeys(address for _, address in found))
+    assert items[0].what == f"intake.example.com resolves to {addresses}"
     assert words in items[1].what
     if is_reached:
         assert short(items)[2] == "note tls"
         assert "clear text" in items[2].what
 
 
-def test_an_invalid_name_is_not_found(run: Run):
-    async def main() -> None:
-        items = await look(f"http://{'x' * 64}.example.com")
-        assert short(items) == ["fail dns"]
-        assert "cannot be resolved" in items[0].what
-        assert "check intake.base_url" in items[0].what
-
-    run(main)
+@on_each_loop
+async def test_an_invalid_name_is_not_found():
+    items = await look(f"http://{'x' * 64}.example.com")
+    assert short(items) == ["fail dns"]
+    assert "cannot be resolved" in items[0].what
+    assert "check intake.base_url" in items[0].what
 
 
-def test_a_step_that_hangs_is_aborted(monkeypatch: pytest.MonkeyPatch):
+@in_virtual_time
+async def test_a_step_that_hangs_is_aborted(monkeypatch: pytest.MonkeyPatch):
     async def never(*_: object, **__: object) -> None:
         await anyio.sleep_forever()
 
-    async def main() -> None:
-        with monkeypatch.context() as patched:
-            patched.setattr(anyio, "getaddrinfo", never)
-            items = await look("http://intake.example.com")
-        assert short(items) == ["fail dns"]
-        assert "no answer within 5 s" in items[0].what
-        assert anyio.current_time() == pytest.approx(began_at + 5)
+    began_at = anyio.current_time()
+    with monkeypatch.context() as patched:
+        patched.setattr(anyio, "getaddrinfo", never)
+        items = await look("http://intake.example.com")
+    assert short(items) == ["fail dns"]
+    assert "no answer within 5 s" in items[0].what
+    assert anyio.current_time() == pytest.approx(began_at + 5)
 
-        monkeypatch.setattr(anyio, "connect_tcp", never)
-        items = await look("http://127.0.0.1")
-        assert short(items) == ["ok dns", "fail connect"]
-        assert "within 5 s" in items[1].what
-        assert anyio.current_time() == pytest.approx(began_at + 10)
-
-    async def timed() -> None:
-        nonlocal began_at
-        began_at = anyio.current_time()
-        await main()
-
-    began_at = 0.0
-    trio.run(timed, clock=MockClock(autojump_threshold=0))
+    monkeypatch.setattr(anyio, "connect_tcp", never)
+    items = await look("http://127.0.0.1")
+    assert short(items) == ["ok dns", "fail connect"]
+    assert "within 5 s" in items[1].what
+    assert anyio.current_time() == pytest.approx(began_at + 10)
 
 
 # Words ----------------------------------------------------------------------------------------------------------------

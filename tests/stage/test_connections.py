@@ -8,116 +8,77 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import anyio
 import pytest
 import trustme
 
 from shipper.delivery.endpoint import NoAnswerError
 from tests.certificates import context_of
-from tests.servers import (
-    ACCEPTED,
-    Origin,
-    Reply,
-    close,
-    head_and_close,
-    origin_with,
-    reset,
-    stall,
-)
-from tests.stage.endpoints import Names, endpoint, failure, poll, post
-from tests.stage.loops import Run
+from tests.fakes import HandClock
+from tests.servers import ACCEPTED, Origin, Reply, after, close, reset, skip_without_ipv6, stall
+from tests.stage.endpoints import Names, endpoint, failure, poll, post, reaching
+from tests.stage.loops import on_each_loop, on_loops
 
 
-@pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
+@on_each_loop
 @pytest.mark.parametrize("trouble", [close, reset])
-def test_a_kept_connection_that_closes_without_an_answer_is_stale_once(
-    run: Run, ca: Path, server_context: ssl.SSLContext, is_tls: bool, trouble: Reply
+async def test_a_kept_connection_that_closes_without_an_answer_is_stale_once(
+    ca: Path, context: ssl.SSLContext | None, trouble: Reply
 ):
-    async def main() -> None:
-        async with endpoint(origin.url, ca_bundle=ca) as used:
-            await post(used)
-            await post(used)
-            error = await failure(used)
-            assert error.cause in {"remote_protocol_error", "read_error"}
-            assert (error.is_stale, error.was_sent, error.is_tls) == (True, True, False)
-            assert not (await failure(used)).is_stale, "a new connection was stale"
-            assert (await post(used)).status == 202
-
-    with origin_with(is_tls, server_context, ACCEPTED, ACCEPTED, trouble, trouble, ACCEPTED) as origin:
-        run(main)
+    replies = (ACCEPTED, ACCEPTED, trouble, trouble, ACCEPTED)
+    async with reaching(*replies, context=context, ca_bundle=ca) as (used, origin):
+        await post(used)
+        await post(used)
+        error = await failure(used)
+        assert error.cause in {"remote_protocol_error", "read_error"}
+        assert (error.is_stale, error.was_sent, error.is_tls) == (True, True, False)
+        assert not (await failure(used)).is_stale, "a new connection was stale"
+        assert (await post(used)).status == 202
     assert (len(origin.requests), origin.accepted) == (5, 3)
 
 
-@pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
-def test_a_connection_with_a_partial_answer_is_not_stale(
-    run: Run, ca: Path, server_context: ssl.SSLContext, is_tls: bool
-):
-    async def main() -> None:
-        async with endpoint(origin.url, ca_bundle=ca) as used:
-            await post(used)
-            await post(used)
-            error = await failure(used)
-            assert (error.cause, error.is_stale, error.was_sent) == ("remote_protocol_error", False, True)
-
-    with origin_with(is_tls, server_context, ACCEPTED, ACCEPTED, head_and_close) as origin:
-        run(main)
+@on_each_loop
+async def test_a_connection_with_a_partial_answer_is_not_stale(ca: Path, context: ssl.SSLContext | None):
+    partial = after(b"HTTP/1.1 202 Acc", close)
+    async with reaching(ACCEPTED, ACCEPTED, partial, context=context, ca_bundle=ca) as (used, origin):
+        await post(used)
+        await post(used)
+        error = await failure(used)
+        assert (error.cause, error.is_stale, error.was_sent) == ("remote_protocol_error", False, True)
     assert (len(origin.requests), origin.accepted) == (3, 1)
 
 
-def test_a_kept_connection_that_falls_silent_is_not_stale(run: Run):
-    async def main() -> None:
-        async with endpoint(origin.url, delivery={"read_timeout_seconds": 0.2}) as used:
-            await post(used)
-            error = await failure(used)
-            assert (error.cause, error.is_stale) == ("read_timeout", False)
-
-    with Origin(ACCEPTED, stall) as origin:
-        run(main)
+@on_each_loop
+async def test_a_kept_connection_that_falls_silent_is_not_stale():
+    async with reaching(ACCEPTED, stall, delivery={"read_timeout_seconds": 0.2}) as (used, _):
+        await post(used)
+        error = await failure(used)
+        assert (error.cause, error.is_stale) == ("read_timeout", False)
 
 
-@pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
-def test_a_connection_that_the_server_closed_while_it_was_idle_costs_no_error(
-    run: Run, ca: Path, server_context: ssl.SSLContext, is_tls: bool
+@on_each_loop
+async def test_a_connection_that_the_server_closed_while_it_was_idle_costs_no_error(
+    ca: Path, context: ssl.SSLContext | None
 ):
-    def answer_and_close(connection: socket.socket) -> None:
-        connection.sendall(ACCEPTED)
-        close(connection)
-
-    async def main() -> None:
-        async with endpoint(origin.url, ca_bundle=ca) as used:
-            for number in range(1, 4):
-                assert (await post(used)).status == 202
-                await poll(lambda number=number: origin.closed == number)
-
-    with origin_with(is_tls, server_context, answer_and_close) as origin:
-        run(main)
+    async with reaching(after(ACCEPTED, close), context=context, ca_bundle=ca) as (used, origin):
+        for number in range(1, 4):
+            assert (await post(used)).status == 202
+            await poll(lambda number=number: origin.closed == number)
     assert (len(origin.requests), origin.accepted) == (3, 3)
 
 
 async def test_an_earlier_error_is_not_attributed_to_a_later_request(authority: trustme.CA, ca: Path):
     """A request made while an error is handled has that error as its context."""
-    with (
-        Origin(context=context_of(trustme.CA(), "127.0.0.1")) as unknown,
-        Origin(close) as origin,
-    ):
-        async with endpoint(unknown.url, ca_bundle=ca) as first, endpoint(origin.url) as second:
-            try:
-                await post(first)
-            except NoAnswerError as earlier:
-                is_tls, other = earlier.is_tls, await failure(second)
+    untrusted = context_of(trustme.CA(), "127.0.0.1")
+    async with reaching(context=untrusted, ca_bundle=ca) as (first, _), reaching(close) as (second, _):
+        try:
+            await post(first)
+        except NoAnswerError as earlier:
+            is_tls, other = earlier.is_tls, await failure(second)
     assert is_tls
     assert (other.cause, other.is_tls) == ("remote_protocol_error", False)
 
 
 # Names, addresses and ages -------------------------------------------------------------------------------------------
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.time = 1000.0
-
-    def __call__(self) -> float:
-        return self.time
 
 
 @contextmanager
@@ -130,7 +91,7 @@ def old_and_new(names: Names, *replies: Reply) -> Iterator[tuple[Origin, Origin]
 
 @pytest.mark.parametrize("cause", ["age", "idleness"])
 async def test_an_old_or_idle_connection_is_renewed_and_the_name_resolved_again(names: Names, cause: str):
-    clock = Clock()
+    clock = HandClock()
     steps, max_age_s = ((50, 50, 50, 50, 50, 49, 1), 300) if cause == "age" else ((59, 59, 59, 60), 86_400)
     with old_and_new(names) as (old, new):
         async with endpoint(
@@ -139,10 +100,10 @@ async def test_an_old_or_idle_connection_is_renewed_and_the_name_resolved_again(
             await post(used)
             names.addresses["intake.test"] = [new.host]
             for step in steps[:-1]:
-                clock.time += step
+                clock.now += step
                 await post(used)
             assert (old.accepted, len(old.requests), new.requests) == (1, len(steps), [])
-            clock.time += steps[-1]
+            clock.now += steps[-1]
             await post(used)
             await post(used)
             await poll(lambda: old.closed)
@@ -160,7 +121,7 @@ async def test_the_name_is_resolved_again_after_a_failure(names: Names):
     assert (len(old.requests), len(new.requests)) == (2, 1)
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@on_loops("asyncio", "trio")  # uvloop has its own lookup
 @pytest.mark.parametrize(
     ("number", "words", "cause"),
     [
@@ -168,68 +129,48 @@ async def test_the_name_is_resolved_again_after_a_failure(names: Names):
         (socket.EAI_AGAIN, "Temporary failure in name resolution", "name_lookup"),
     ],
 )
-def test_an_unknown_name_is_distinguished_from_an_unavailable_name_server(
-    names: Names, backend: str, number: int, words: str, cause: str
+async def test_an_unknown_name_is_distinguished_from_an_unavailable_name_server(
+    names: Names, number: int, words: str, cause: str
 ):
-    async def main() -> None:
-        async with endpoint("http://intake.test:9") as used:
-            error = await failure(used)
-        assert (error.cause, error.is_tls, error.was_sent) == (cause, False, False)
-        assert str(error) == f"the host of http://intake.test:9 was not found: {words}"
-
     names.error = socket.gaierror(number, words)
     names.addresses["intake.test"] = []
-    anyio.run(main, backend=backend)
+    async with endpoint("http://intake.test:9") as used:
+        error = await failure(used)
+    assert (error.cause, error.is_tls, error.was_sent) == (cause, False, False)
+    assert str(error) == f"the host of http://intake.test:9 was not found: {words}"
     assert names.lookups
 
 
-def test_an_invalid_name_is_not_found(run: Run):
-    async def main() -> None:
-        for host in ("intake..example", "x" * 64 + ".example"):
-            async with endpoint(f"https://{host}") as used:
-                error = await failure(used)
-            assert (error.cause, error.was_sent) == ("unknown_host", False)
-
-    run(main)
+@on_each_loop
+async def test_an_invalid_name_is_not_found():
+    for host in ("intake..example", "x" * 64 + ".example"):
+        async with endpoint(f"https://{host}") as used:
+            error = await failure(used)
+        assert (error.cause, error.was_sent) == ("unknown_host", False)
 
 
-def ipv6_or_skip() -> None:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("this machine has no IPv6 loopback address ::1")
-
-
-@pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
-def test_an_ipv6_address_works(run: Run, ca: Path, server_context: ssl.SSLContext, is_tls: bool):
-    ipv6_or_skip()
-
-    async def main() -> None:
+@on_each_loop
+async def test_an_ipv6_address_works(ca: Path, context: ssl.SSLContext | None):
+    skip_without_ipv6()
+    with Origin(host="::1", context=context) as origin:
+        assert "[::1]" in origin.url
         async with endpoint(origin.url, ca_bundle=ca) as used:
             assert (await post(used)).status == 202
-
-    with Origin(host="::1", context=server_context if is_tls else None) as origin:
-        assert "[::1]" in origin.url
-        run(main)
     assert f"Host: [::1]:{origin.port}".encode() in origin.requests[0]
 
 
+@on_loops("asyncio", "trio")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_name_with_several_addresses_is_reached_at_the_listening_one(names: Names, host: str, backend: str):
-    ipv6_or_skip()
-
-    async def main() -> None:
+async def test_a_name_with_several_addresses_is_reached_at_the_listening_one(names: Names, host: str):
+    skip_without_ipv6()
+    names.addresses["localhost"] = ["::1", "127.0.0.1"]
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        free = nobody.getsockname()[1]
+    with Origin(host=host) as origin:
         async with endpoint(f"http://localhost:{origin.port}") as used:
             assert (await post(used)).status == 202
         async with endpoint(f"http://localhost:{free}") as used:
             error = await failure(used)
         assert str(error) == f"cannot connect to http://localhost:{free}: Connection refused"
-
-    names.addresses["localhost"] = ["::1", "127.0.0.1"]
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        free = nobody.getsockname()[1]
-    with Origin(host=host) as origin:
-        anyio.run(main, backend=backend)
     assert len(origin.requests) == 1
     assert names.lookups == 2

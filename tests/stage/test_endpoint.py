@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import socket
 import threading
 import time
@@ -17,8 +18,8 @@ from shipper.delivery.answer import Answer
 from shipper.delivery.credentials import Authorization
 from shipper.delivery.endpoint import ConnectionSettings, Endpoint, NoAnswerError, compress
 from shipper.model.version import __version__
-from tests.servers import ACCEPTED, Origin, Reply, close, head_and_close, reset, stall
-from tests.stage.endpoints import AUTHORIZATION, DELIVERY, endpoint, failure, post
+from tests.servers import ACCEPTED, Origin, Reply, after, close, reset, stall
+from tests.stage.endpoints import AUTHORIZATION, DELIVERY, endpoint, failure, poll, post, reaching
 
 
 def head_of(request: bytes) -> list[str]:
@@ -33,11 +34,10 @@ def answering(*headers: str) -> bytes:
 
 
 async def test_a_request_consists_of_the_documented_headers_and_the_body():
-    with Origin() as origin:
-        async with endpoint(origin.url) as used:
-            answer = await used.request(
-                "POST", "/dim/v1/player/activities", b'{"a":1}', authorization=AUTHORIZATION, max_answer_bytes=100
-            )
+    async with reaching() as (used, origin):
+        answer = await used.request(
+            "POST", "/dim/v1/player/activities", b'{"a":1}', authorization=AUTHORIZATION, max_answer_bytes=100
+        )
     (request,) = origin.requests
     first, *headers = head_of(request)
     assert first == "POST /dim/v1/player/activities HTTP/1.1"
@@ -57,11 +57,10 @@ async def test_a_request_consists_of_the_documented_headers_and_the_body():
 
 
 async def test_trace_and_encoding_headers_are_sent_only_with_their_request():
-    with Origin() as origin:
-        async with endpoint(origin.url) as used:
-            await post(used)
-            await post(used, traceparent="00-1-2-01", encoding="gzip")
-            await post(used)
+    async with reaching() as (used, origin):
+        await post(used)
+        await post(used, traceparent="00-1-2-01", encoding="gzip")
+        await post(used)
     plain, traced, again = (head_of(request) for request in origin.requests)
     assert set(traced) - set(plain) == {"traceparent: 00-1-2-01", "Content-Encoding: gzip"}
     assert again == plain
@@ -69,26 +68,17 @@ async def test_trace_and_encoding_headers_are_sent_only_with_their_request():
 
 async def test_each_request_has_the_current_credentials():
     old, new = Authorization("old-token", "old-key"), Authorization("new-token", "new-key")
-    with Origin() as origin:
-        async with endpoint(origin.url) as used:
-            for each in (old, Authorization(*old), new, old):
-                await post(used, authorization=each)
-    heads = [" ".join(head_of(request)) for request in origin.requests]
-    assert [("old-token" in head, "old-key" in head) for head in heads] == [(True,) * 2] * 2 + [
-        (False,) * 2,
-        (True,) * 2,
-    ]
-    assert [("new-token" in head, "new-key" in head) for head in heads] == [(False,) * 2] * 2 + [
-        (True,) * 2,
-        (False,) * 2,
-    ]
+    async with reaching() as (used, origin):
+        for each in (old, Authorization(*old), new, old):
+            await post(used, authorization=each)
+    sent = [re.findall(r"\w+-(?:token|key)$", "\n".join(head_of(request)), re.M) for request in origin.requests]
+    assert sent == [[*each] for each in (old, old, new, old)]
     assert origin.accepted == 1
 
 
 async def test_a_request_without_a_body_has_no_content_length():
-    with Origin() as origin:
-        async with endpoint(origin.url) as used:
-            await used.request("GET", "/x", authorization=AUTHORIZATION, max_answer_bytes=100)
+    async with reaching() as (used, origin):
+        await used.request("GET", "/x", authorization=AUTHORIZATION, max_answer_bytes=100)
     first, *headers = head_of(origin.requests[0])
     assert first == "GET /x HTTP/1.1"
     assert not [header for header in headers if header.lower().startswith(("content-length", "transfer-encoding"))]
@@ -96,28 +86,25 @@ async def test_a_request_without_a_body_has_no_content_length():
 
 async def test_every_request_equals_the_first_one_after_any_answer():
     body = b"[%b]" % b",".join(b"%d" % number for number in range(100_000))
-    with Origin(ACCEPTED.replace(b"\r\n\r\n", b"\r\nSet-Cookie: a=b; Path=/\r\n\r\n")) as origin:
-        async with endpoint(origin.url) as used:
-            for _ in range(3):
-                await post(used, body, traceparent="00-1-2-01", encoding="gzip")
+    async with reaching(ACCEPTED.replace(b"\r\n\r\n", b"\r\nSet-Cookie: a=b; Path=/\r\n\r\n")) as (used, origin):
+        for _ in range(3):
+            await post(used, body, traceparent="00-1-2-01", encoding="gzip")
     assert len(set(origin.requests)) == 1
     assert origin.accepted == 1
 
 
 async def test_a_redirect_is_not_followed():
     redirect = b"HTTP/1.1 307 Temporary Redirect\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n"
-    with Origin(redirect, ACCEPTED) as origin:
-        async with endpoint(origin.url) as used:
-            assert (await post(used)).status == 307
+    async with reaching(redirect, ACCEPTED) as (used, origin):
+        assert (await post(used)).status == 307
     assert len(origin.requests) == 1
 
 
 async def test_a_proxy_of_the_environment_is_ignored(monkeypatch: pytest.MonkeyPatch):
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    with Origin() as origin:
-        async with endpoint(origin.url) as used:
-            assert (await post(used)).body == b"{}"
+    async with reaching() as (used, _):
+        assert (await post(used)).body == b"{}"
 
 
 def test_compression_is_lossless_and_deterministic():
@@ -140,9 +127,8 @@ async def test_status_and_headers_of_an_answer_are_kept():
         "Date: Sun, 06 Nov 1994 08:49:37 GMT",
         "x-request-id: 0123456789abcdef",
     )
-    with Origin(told) as origin:
-        async with endpoint(origin.url) as used:
-            answer = await post(used)
+    async with reaching(told) as (used, _):
+        answer = await post(used)
     assert answer == Answer(
         200, "text/html", "7", b"", date="Sun, 06 Nov 1994 08:49:37 GMT", request_id="0123456789abcdef"
     )
@@ -169,28 +155,22 @@ async def test_status_and_headers_of_an_answer_are_kept():
     ],
 )
 async def test_a_request_id_is_kept_if_it_cannot_quote_a_record(headers: tuple[str, ...], request_id: str):
-    with Origin(answering(*headers)) as origin:
-        async with endpoint(origin.url) as used:
-            assert (await post(used)).request_id == request_id
+    async with reaching(answering(*headers)) as (used, _):
+        assert (await post(used)).request_id == request_id
 
 
 EARLY = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + ACCEPTED
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nRetry-After: 9\r\n\r\n"
 
 
-def byte_by_byte(answer: bytes) -> Reply:
+def byte_by_byte(answer: bytes, *, pause_s: float = 0.0) -> Reply:
     def reply(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in answer:
             connection.sendall(bytes([byte]))
-
-    return reply
-
-
-def and_close(answer: bytes) -> Reply:
-    def reply(connection: socket.socket) -> None:
-        connection.sendall(answer)
-        close(connection)
+            time.sleep(pause_s)
+        if pause_s:
+            stall(connection)
 
     return reply
 
@@ -207,16 +187,15 @@ def and_close(answer: bytes) -> Reply:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"x" * 200_000, 200, b"x" * 1000, 3),
         (b"HTTP/1.1 202 Accepted\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}", 202, b"{}", 3),
         (b"HTTP/1.0 202 Accepted\r\nContent-Length: 2\r\n\r\n{}", 202, b"{}", 3),
-        (and_close(b"HTTP/1.1 200 OK\r\n\r\nto the end"), 200, b"to the end", 3),
-        (and_close(b"HTTP/1.0 200 OK\r\n\r\n"), 200, b"", 3),
+        (after(b"HTTP/1.1 200 OK\r\n\r\nto the end", close), 200, b"to the end", 3),
+        (after(b"HTTP/1.0 200 OK\r\n\r\n", close), 200, b"", 3),
         (ACCEPTED + ACCEPTED.replace(b"202", b"200"), 202, b"{}", 3),  # the rest is not read as the next answer
     ],
 )
 async def test_valid_answers_are_read(reply: Reply, status: int, body: bytes, connections: int):
     for form in [reply, byte_by_byte(reply)] if isinstance(reply, bytes) else [reply]:
-        with Origin(form) as origin:
-            async with endpoint(origin.url) as used:
-                answers = [await post(used) for _ in range(3)]
+        async with reaching(form) as (used, origin):
+            answers = [await post(used) for _ in range(3)]
         assert {(answer.status, answer.body, answer.retry_after) for answer in answers} == {(status, body, "")}
         assert origin.accepted == connections or form is not reply
 
@@ -227,10 +206,9 @@ async def test_an_endless_head_is_an_error():
         while True:
             connection.sendall(b"X-More: " + b"y" * 1000 + b"\r\n")
 
-    with Origin(endless, ACCEPTED) as origin:
-        async with endpoint(origin.url) as used:
-            assert (await failure(used)).cause == "remote_protocol_error"
-            assert (await post(used)).body == b"{}"
+    async with reaching(endless, ACCEPTED) as (used, _):
+        assert (await failure(used)).cause == "remote_protocol_error"
+        assert (await post(used)).body == b"{}"
 
 
 async def test_an_answer_is_read_up_to_the_limit_and_the_next_request_works():
@@ -239,10 +217,9 @@ async def test_an_answer_is_read_up_to_the_limit_and_the_next_request_works():
         while True:
             connection.sendall(b"y" * 65_536)
 
-    with Origin(endless, ACCEPTED) as origin:
-        async with endpoint(origin.url) as used:
-            assert (await post(used)).body == b"y" * 1000
-            assert (await post(used)).body == b"{}"
+    async with reaching(endless, ACCEPTED) as (used, _):
+        assert (await post(used)).body == b"y" * 1000
+        assert (await post(used)).body == b"{}"
 
 
 async def test_an_answer_sent_before_the_body_is_read_counts():
@@ -261,61 +238,42 @@ async def test_an_answer_sent_before_the_body_is_read_counts():
 # Trouble -------------------------------------------------------------------------------------------------------------
 
 
-def half_a_body(connection: socket.socket) -> None:
-    connection.sendall(ACCEPTED[:-1])
-    close(connection)
-
-
-def no_http(connection: socket.socket) -> None:
-    connection.sendall(b"220 mail.example.com ESMTP\r\n")
-    close(connection)
-
-
-@pytest.mark.parametrize("trouble", [close, reset, head_and_close, half_a_body, no_http])
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        *(close, reset, after(b"HTTP/1.1 202 Acc", close), after(ACCEPTED[:-1], close)),
+        after(b"220 mail.example.com ESMTP\r\n", close),
+    ],
+    ids=["closed", "reset", "half a head", "half a body", "no HTTP"],
+)
 async def test_an_incomplete_answer_is_an_error_and_the_next_request_works(trouble: Reply):
-    with Origin(trouble, ACCEPTED) as origin:
-        async with endpoint(origin.url) as used:
-            error = await failure(used)
-            assert origin.url in str(error)
-            assert error.cause == ("read_error" if trouble is reset else "remote_protocol_error")
-            assert (error.is_tls, error.is_stale, error.was_sent) == (False, False, True)
-            assert (await post(used)).body == b"{}"
+    async with reaching(trouble, ACCEPTED) as (used, origin):
+        error = await failure(used)
+        assert origin.url in str(error)
+        assert error.cause == ("read_error" if trouble is reset else "remote_protocol_error")
+        assert (error.is_tls, error.is_stale, error.was_sent) == (False, False, True)
+        assert (await post(used)).body == b"{}"
     assert len(origin.requests) == 2, "the endpoint itself repeats a request"
-
-
-def silence_behind_the_head(connection: socket.socket) -> None:
-    connection.sendall(ACCEPTED[:-1])
-    stall(connection)
-
-
-def dripping(data: bytes) -> Reply:
-    def reply(connection: socket.socket) -> None:
-        for byte in data:
-            connection.sendall(bytes([byte]))
-            time.sleep(0.01)
-        stall(connection)
-
-    return reply
 
 
 @pytest.mark.parametrize(
     "trouble",
     [
         stall,
-        silence_behind_the_head,
-        dripping(b"HTTP/1.1 200 OK\r\n" + b"X-Slow: 1\r\n" * 1000),
-        dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + b"." * 999),
+        after(ACCEPTED[:-1], stall),
+        byte_by_byte(b"HTTP/1.1 200 OK\r\n" + b"X-Slow: 1\r\n" * 1000, pause_s=0.01),
+        byte_by_byte(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + b"." * 999, pause_s=0.01),
     ],
     ids=["silence", "silence behind the head", "head byte by byte", "body byte by byte"],
 )
 async def test_an_answer_that_does_not_end_is_a_timeout_and_the_next_request_works(trouble: Reply):
-    with Origin(trouble, ACCEPTED) as origin:
-        async with endpoint(origin.url, delivery={"read_timeout_seconds": 0.1, "connect_timeout_seconds": 0.1}) as used:
-            error = await failure(used)
-            assert (error.cause, error.is_stale, error.was_sent) == ("read_timeout", False, True)
-            assert "0.1 s" in str(error)
-            assert "delivery.read_timeout_seconds" in str(error)
-            assert (await post(used)).body == b"{}"
+    hasty = {"read_timeout_seconds": 0.1, "connect_timeout_seconds": 0.1}
+    async with reaching(trouble, ACCEPTED, delivery=hasty) as (used, _):
+        error = await failure(used)
+        assert (error.cause, error.is_stale, error.was_sent) == ("read_timeout", False, True)
+        assert "0.1 s" in str(error)
+        assert "delivery.read_timeout_seconds" in str(error)
+        assert (await post(used)).body == b"{}"
 
 
 async def test_a_body_that_is_not_read_is_a_timeout_that_names_its_setting():
@@ -347,14 +305,14 @@ async def test_a_connection_that_is_closed_while_it_is_opened_is_a_connect_error
 
         @property
         def extra_attributes(self) -> Any:
-            return None.getpeername()  # type: ignore[attr-defined]
+            return None.getpeername()
 
         async def aclose(self) -> None: ...
 
     Closed.__abstractmethods__ = frozenset()
 
     async def connect(*_: object) -> Closed:
-        return Closed()  # type: ignore[abstract]
+        return Closed()
 
     monkeypatch.setattr(anyio, "connect_tcp", connect)
     async with endpoint("http://127.0.0.1:1") as used:
@@ -368,46 +326,37 @@ async def test_a_host_that_accepts_no_connections_is_a_connect_timeout_that_name
         for filler in (one, two):
             filler.setblocking(False)
             filler.connect_ex(full.getsockname())
-        async with endpoint(
-            f"http://127.0.0.1:{full.getsockname()[1]}", delivery={"connect_timeout_seconds": 0.2}
-        ) as used:
+        url = f"http://127.0.0.1:{full.getsockname()[1]}"
+        async with endpoint(url, delivery={"connect_timeout_seconds": 0.2}) as used:
             error = await failure(used)
     assert (error.cause, error.was_sent) == ("connect_timeout", False)
     assert "0.2 s; see delivery.connect_timeout_seconds" in str(error)
 
 
 async def test_the_endpoint_is_usable_after_a_cancelled_request():
-    with Origin(stall, ACCEPTED) as origin:
-        async with endpoint(origin.url) as used:
-            async with anyio.create_task_group() as group:
-                group.start_soon(post, used)
-                while not origin.requests:
-                    await anyio.sleep(0.001)
-                group.cancel_scope.cancel()
-            assert (await post(used)).body == b"{}"
+    async with reaching(stall, ACCEPTED) as (used, origin):
+        async with anyio.create_task_group() as group:
+            group.start_soon(post, used)
+            await poll(lambda: origin.requests)
+            group.cancel_scope.cancel()
+        assert (await post(used)).body == b"{}"
 
 
 @pytest.mark.parametrize("unfit", [Authorization("secret-token ", "key"), Authorization("a\r\nX-secret: 1", "key")])
 async def test_credentials_that_are_invalid_in_a_header_are_neither_sent_nor_shown(unfit: Authorization):
-    with Origin() as origin:
-        async with endpoint(origin.url) as used:
-            await post(used)
-            with pytest.raises(NoAnswerError) as caught:
-                await post(used, authorization=unfit)
-            await post(used)
+    async with reaching() as (used, origin):
+        await post(used)
+        with pytest.raises(NoAnswerError) as caught:
+            await post(used, authorization=unfit)
+        await post(used)
     assert len(origin.requests) == 2
     assert (caught.value.cause, caught.value.was_sent) == ("local_protocol_error", False)
     assert "secret" not in "".join(traceback.format_exception(caught.value))
 
 
 async def test_an_answer_that_repeats_the_request_is_not_quoted():
-    def echo(connection: socket.socket) -> None:
-        connection.sendall(b"Authorization: Bearer the-token\r\n\r\n")
-        close(connection)
-
-    with Origin(echo) as origin:
-        async with endpoint(origin.url) as used:
-            error = await failure(used)
+    async with reaching(after(b"Authorization: Bearer the-token\r\n\r\n", close)) as (used, _):
+        error = await failure(used)
     assert error.cause == "remote_protocol_error"
     assert "the-token" not in "".join(traceback.format_exception(error))
 

@@ -17,11 +17,7 @@ from shipper.delivery.endpoint import ConnectionSettings, NoAnswerError
 from shipper.delivery.forms import post_form
 from shipper.model.version import __version__
 from tests.certificates import asking, context_of, demanding
-from tests.servers import (
-    Origin,
-    Proxy,
-    stall,
-)
+from tests.servers import Origin, Proxy, stall
 from tests.stage.endpoints import ACCESS, DELIVERY, PASSWORD, USER, poll
 
 FORM = {"grant_type": "client_credentials", "client_secret": "a secret & a h\xe4lf"}

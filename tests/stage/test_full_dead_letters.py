@@ -14,22 +14,21 @@ import anyio
 import pytest
 import structlog
 
-from shipper.model.records import Chunk, Stream, Summary
-from shipper.pipeline.pipeline import Pipeline
+from shipper.model.records import Chunk, Stream
 from shipper.state.letters import EVERYTHING
 from shipper.state.schema import LETTER_OVERHEAD_BYTES
 from shipper.state.store import Store
 from tests.fakes import ScriptedEndpoint
 from tests.stage.pipelines import (
     NOW_S,
+    Maker,
     Source,
     accounted_store,
     add_up,
     good,
-    pipeline_of,
+    ran,
     running,
     running_until_cancelled,
-    settings,
     until,
 )
 from tests.unit.test_letters import checkpoint, rejection
@@ -66,21 +65,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch, store: Store) -> Any:
-    def make(
-        source: Any,
-        *,
-        is_one_shot: bool = True,
-        endpoint: ScriptedEndpoint | None = None,
-        **changes: Any,
-    ) -> Pipeline:
-        made, endpoints = settings(**{"batch_max_events": 1, **changes}), [endpoint or ScriptedEndpoint()]
-        return pipeline_of(monkeypatch, made, source, store, endpoints, is_one_shot=is_one_shot)
-
-    return make
-
-
-@pytest.fixture
 def logs() -> Iterator[list[Any]]:
     with structlog.testing.capture_logs() as captured:
         yield captured
@@ -95,7 +79,7 @@ def is_paused(logs: list[Any]) -> bool:
 
 
 async def test_reading_stops_at_the_quota_and_resumes_when_there_is_room(
-    make: Any, store: Store, logs: list[Any], tmp_path: Path
+    make: Maker, store: Store, logs: list[Any], tmp_path: Path
 ):
     source = Streams([(1, BAD)] * 10 + [(1, good(number)) for number in range(100)])
     async with running(make(source), limit_s=20) as run:
@@ -120,10 +104,9 @@ async def test_reading_stops_at_the_quota_and_resumes_when_there_is_room(
     assert store.totals().dead_lettered == 10
 
 
-async def test_a_one_shot_run_gives_up_and_leaves_the_rest_pending(make: Any, store: Store, logs: list[Any]):
+async def test_a_one_shot_run_gives_up_and_leaves_the_rest_pending(make: Maker, store: Store, logs: list[Any]):
     source = Streams([(1, BAD)] * 3 + [(1, good(1)), (1, BAD), (1, good(2)), (1, good(3))])
-    with anyio.fail_after(10):
-        summary: Summary = await make(source, delivery_give_up_after_seconds=0.2).run()
+    summary = await ran(make(source, delivery_give_up_after_seconds=0.2))
     assert (summary.outcome, summary.exit_code(is_one_shot=True)) == ("gave_up", 4)
     assert summary.dead_lettered == 3
     assert summary.pending >= 1
@@ -134,7 +117,7 @@ async def test_a_one_shot_run_gives_up_and_leaves_the_rest_pending(make: Any, st
     assert len(told(logs, "delivery_paused")) == 1
 
 
-async def test_the_last_save_of_a_run_waits_for_room(make: Any, store: Store, logs: list[Any], tmp_path: Path):
+async def test_the_last_save_of_a_run_waits_for_room(make: Maker, store: Store, logs: list[Any], tmp_path: Path):
     """Everything has been read when the quota is reached, so only the save waits."""
     pipeline = make(Streams([(1, BAD * 3), (1, BAD)]))
     async with running(pipeline) as run:
@@ -143,26 +126,22 @@ async def test_the_last_save_of_a_run_waits_for_room(make: Any, store: Store, lo
     assert (run.summary.outcome, run.summary.dead_lettered, run.summary.pending) == ("finished", 4, 0)
 
 
-async def test_streams_without_dead_letters_are_saved_meanwhile(make: Any, store: Store):
+async def test_streams_without_dead_letters_are_saved_meanwhile(make: Maker, store: Store):
     source = Streams([(1, good(1)), (2, BAD * 3), (2, BAD), (1, good(3))])
-    with anyio.fail_after(10):
-        summary: Summary = await make(
-            source, state_commit_interval_seconds=0.1, delivery_give_up_after_seconds=0.3
-        ).run()
+    summary = await ran(make(source, state_commit_interval_seconds=0.1, delivery_give_up_after_seconds=0.3))
     assert summary.outcome == "gave_up"
     assert source.checkpoints() == {1: len(good(1)) + len(good(3)), 2: 3 * len(BAD)}
     assert (store.totals().dead_lettered, summary.pending) == (3, 1)
 
 
-async def test_dead_letters_larger_than_the_quota_are_reported(make: Any, store: Store, logs: list[Any]):
-    with anyio.fail_after(10):
-        summary: Summary = await make(Streams([(1, b"x" * 1900 + b"\n")]), delivery_give_up_after_seconds=0.1).run()
+async def test_dead_letters_larger_than_the_quota_are_reported(make: Maker, store: Store, logs: list[Any]):
+    summary = await ran(make(Streams([(1, b"x" * 1900 + b"\n")]), delivery_give_up_after_seconds=0.1))
     assert (summary.outcome, summary.pending, summary.dead_lettered) == ("gave_up", 1, 0)
     assert f"at least {1900 + LETTER_OVERHEAD_BYTES:,}" in told(logs, "delivery_paused")[0]["message"]
 
 
 @pytest.mark.parametrize("is_one_shot", [True, False])
-async def test_a_stop_does_not_wait_for_room(make: Any, store: Store, logs: list[Any], is_one_shot: bool):
+async def test_a_stop_does_not_wait_for_room(make: Maker, store: Store, logs: list[Any], is_one_shot: bool):
     source = Streams([(1, BAD)] * 5 + [(1, good(number)) for number in range(50)])
     async with running(make(source, is_one_shot=is_one_shot), limit_s=5) as run:
         await until(lambda: told(logs, "delivery_paused"))
@@ -177,7 +156,7 @@ async def test_a_stop_does_not_wait_for_room(make: Any, store: Store, logs: list
 
 
 async def test_no_checkpoint_passes_skipped_chunks_when_room_is_found_late(
-    make: Any, store: Store, monkeypatch: pytest.MonkeyPatch
+    make: Maker, store: Store, monkeypatch: pytest.MonkeyPatch
 ):
     """Room found between the stop and the end must not let a chunk settle after a skipped one."""
     source = Streams([(1, BAD)] * 4 + [(1, good(number)) for number in range(30)])
@@ -207,7 +186,7 @@ async def test_no_checkpoint_passes_skipped_chunks_when_room_is_found_late(
 
 
 async def test_expired_letters_are_deleted_after_two_checks_a_day_apart_without_delaying_anything(
-    make: Any, store: Store, logs: list[Any], monkeypatch: pytest.MonkeyPatch
+    make: Maker, store: Store, logs: list[Any], monkeypatch: pytest.MonkeyPatch
 ):
     """Saves run between two transactions of the expiry; neither a start nor a stop waits for it."""
     days = 86_400.0
@@ -225,9 +204,8 @@ async def test_expired_letters_are_deleted_after_two_checks_a_day_apart_without_
         return counts[-1]
 
     monkeypatch.setattr(store, "expire", expire)
-    pipeline = make(
-        Streams([(1, good(number)) for number in range(50)]), state_dead_letter_retention_days=30, is_one_shot=False
-    )
+    source = Streams([(1, good(number)) for number in range(50)])
+    pipeline = make(source, state_dead_letter_retention_days=30, is_one_shot=False)
     true_run = pipeline._source.run
 
     async def run(chunks_tx: Any) -> None:
@@ -251,19 +229,17 @@ async def test_expired_letters_are_deleted_after_two_checks_a_day_apart_without_
     assert store.totals().dead_lettered == 1001
 
 
-async def test_letters_do_not_expire_by_default(make: Any, store: Store):
+async def test_letters_do_not_expire_by_default(make: Maker, store: Store):
     store.save([checkpoint(rejection(), stream_id=7)], 1.0)
-    with anyio.fail_after(10):
-        await make(Streams([(1, good(1))])).run()
+    await ran(make(Streams([(1, good(1))])))
     assert store.letters.ids(EVERYTHING) == [1]
 
 
-async def test_no_packed_event_is_omitted_from_the_bodies(make: Any, store: Store):
+async def test_no_packed_event_is_omitted_from_the_bodies(make: Maker, store: Store):
     """The pause holds back chunks, not packed events."""
     endpoint = ScriptedEndpoint()
     source = Streams([(1, good(1)), (1, BAD * 3), (1, good(2)), (1, BAD), (1, good(3))])
-    with anyio.fail_after(10):
-        summary: Summary = await make(source, endpoint=endpoint, delivery_give_up_after_seconds=0.2).run()
+    summary = await ran(make(source, endpoints=[endpoint], delivery_give_up_after_seconds=0.2))
     sent = [event["ConsumerID"] for body in endpoint.bodies for event in json.loads(body)["events"]]
     # Events packed before the store was full are accepted but pending, because they cannot be saved.
     assert summary.accepted <= len(sent) <= summary.accepted + summary.pending

@@ -18,13 +18,13 @@ from shipper.delivery.parts import merge_batches
 from shipper.model.errors import DeliveryGaveUpError, first_of
 from tests.cases import each
 from tests.fakes import answer
+from tests.stage.loops import in_virtual_time
 from tests.stage.service_model import (
     Delivery,
     Reply,
     Request,
     ServiceModel,
     batch_of,
-    in_virtual_time,
     no_answer,
     numbered,
     run,
@@ -41,13 +41,7 @@ from tests.stage.service_model import (
         answer(200, body=b'{"statusCode":429,"message":"Rate limit is exceeded. Try again in 7 seconds."}'),
         answer(403, "7"),
         answer(403, body=b'{"message":"Out of call volume quota. Quota will be replenished in 00:00:07."}'),
-        Answer(
-            status=429,
-            content_type="",
-            retry_after="Wed, 21 Oct 2026 12:00:07 GMT",
-            date="Wed, 21 Oct 2026 12:00:00 GMT",
-            body=b"",
-        ),
+        Answer(429, "", "Wed, 21 Oct 2026 12:00:07 GMT", b"", date="Wed, 21 Oct 2026 12:00:00 GMT"),
     ],
     ids=["429 seconds", "429 words", "200 words", "403 seconds", "403 words", "429 date"],
 )
@@ -80,18 +74,17 @@ class GivenUp(NamedTuple):
     delivery: Delivery
 
 
-def given_up(service: ServiceModel, batches: list[Any] | None = None, *, senders: int = 3, **options: Any) -> GivenUp:
+@in_virtual_time
+async def given_up(
+    service: ServiceModel, batches: list[Any] | None = None, *, senders: int = 3, **options: Any
+) -> GivenUp:
     """Deliver until the run gives up."""
-
-    async def main() -> GivenUp:
-        delivery = Delivery(service, senders=senders, **{"give_up_after_s": PATIENCE_S, **options})
-        with pytest.raises(ExceptionGroup) as caught:
-            await delivery.deliver(batches or numbered(9))
-        error = first_of(caught.value)
-        assert isinstance(error, DeliveryGaveUpError)
-        return GivenUp(anyio.current_time(), f"{error}. {error.remedy}", delivery)
-
-    return in_virtual_time(main)
+    delivery = Delivery(service, senders=senders, **{"give_up_after_s": PATIENCE_S, **options})
+    with pytest.raises(ExceptionGroup) as caught:
+        await delivery.deliver(batches or numbered(9))
+    error = first_of(caught.value)
+    assert isinstance(error, DeliveryGaveUpError)
+    return GivenUp(anyio.current_time(), f"{error}. {error.remedy}", delivery)
 
 
 def test_answers_to_older_requests_do_not_open_a_held_gate():
@@ -248,57 +241,51 @@ def test_an_acceptance_during_a_requested_wait_restarts_the_patience():
     assert given_up(service, numbered(3), senders=2, give_up_after_s=60).at == 90
 
 
-def test_a_stop_wakes_senders_from_their_backoff():
+@in_virtual_time
+async def test_a_stop_wakes_senders_from_their_backoff():
     service = ServiceModel(until(100, answer(503)), latency_s=0)
 
-    async def main() -> None:
-        delivery = Delivery(service, senders=2, retry_initial_seconds=3600.0, retry_max_seconds=3600.0)
-        async with anyio.create_task_group() as group:
-            group.start_soon(delivery.deliver, numbered(2))
-            await anyio.sleep(101)
-            assert not delivery.settled
-            delivery.gate.hurry()
-        assert anyio.current_time() < 103
-        assert len(delivery.settled) == 20
-
-    in_virtual_time(main)
+    delivery = Delivery(service, senders=2, retry_initial_seconds=3600.0, retry_max_seconds=3600.0)
+    async with anyio.create_task_group() as group:
+        group.start_soon(delivery.deliver, numbered(2))
+        await anyio.sleep(101)
+        assert not delivery.settled
+        delivery.gate.hurry()
+    assert anyio.current_time() < 103
+    assert len(delivery.settled) == 20
 
 
-def test_a_stop_does_not_cut_short_a_wait_requested_by_the_service():
+@in_virtual_time
+async def test_a_stop_does_not_cut_short_a_wait_requested_by_the_service():
     service = ServiceModel(script(answer(429, "20")), latency_s=0)
 
-    async def main() -> None:
-        delivery = Delivery(service)
-        async with anyio.create_task_group() as group:
-            group.start_soon(delivery.deliver, numbered(1))
-            await anyio.sleep(1)
-            delivery.gate.hurry()
-            await anyio.sleep(18)
-            assert len(service.requests) == 1
-        assert anyio.current_time() >= 20
-        assert delivery.settled
-
-    in_virtual_time(main)
+    delivery = Delivery(service)
+    async with anyio.create_task_group() as group:
+        group.start_soon(delivery.deliver, numbered(1))
+        await anyio.sleep(1)
+        delivery.gate.hurry()
+        await anyio.sleep(18)
+        assert len(service.requests) == 1
+    assert anyio.current_time() >= 20
+    assert delivery.settled
 
 
 @pytest.mark.parametrize(
     "failure", [answer(503), answer(403), answer(429, "3600")], ids=["backoff", "pause", "throttled"]
 )
-def test_a_retry_ends_every_wait_and_later_failures_wait_as_long_as_before(failure: Answer):
+@in_virtual_time
+async def test_a_retry_ends_every_wait_and_later_failures_wait_as_long_as_before(failure: Answer):
     service = ServiceModel(script(failure, failure), latency_s=0)
 
-    async def main() -> None:
-        delivery = Delivery(service, retry_initial_seconds=3600.0, retry_max_seconds=3600.0)
-        async with anyio.create_task_group() as group:
-            group.start_soon(delivery.deliver, numbered(1))
-            for retries in range(2):
-                await anyio.sleep(1)
-                assert len(service.requests) == retries + 1
-                delivery.gate.retry()
-        assert anyio.current_time() == 2
-        assert delivery.settled
-
-    in_virtual_time(main)
+    delivery = Delivery(service, retry_initial_seconds=3600.0, retry_max_seconds=3600.0)
+    async with anyio.create_task_group() as group:
+        group.start_soon(delivery.deliver, numbered(1))
+        for retries in range(2):
+            await anyio.sleep(1)
+            assert len(service.requests) == retries + 1
+            delivery.gate.retry()
+    assert anyio.current_time() == 2
+    assert delivery.settled
 
 
 @pytest.mark.parametrize("rate", [100.0, 1000.0, 5000.0])
@@ -309,25 +296,17 @@ def test_all_senders_together_observe_the_rate(rate: float):
     assert seconds == pytest.approx(4990 / rate, rel=0.01)
 
 
-def test_events_that_went_to_another_process_are_not_sent_and_use_nothing_of_the_rate():
+@in_virtual_time
+async def test_events_that_went_to_another_process_are_not_sent_and_use_nothing_of_the_rate():
     service = ServiceModel(latency_s=0.001)
     pairs = [merge_batches(pair) for pair in zip(numbered(40)[::2], numbered(40)[1::2], strict=True)]
     batches = [replace(batch, number=number) for number, batch in enumerate([*pairs[:10], *numbered(40)[20:]], 1)]
-
-    async def main() -> Delivery:
-        delivery = Delivery(service, senders=8, rate_limit_events_per_second=100)
-
-        async def release() -> None:
-            await anyio.sleep(0.5)
-            for batch in batches:
-                batch.parts[0][0].stream.is_released = True
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(release)
-            await delivery.run(batches)
-        return delivery
-
-    delivery = in_virtual_time(main)
+    delivery = Delivery(service, senders=8, rate_limit_events_per_second=100)
+    async with anyio.create_task_group() as group:
+        group.start_soon(delivery.run, batches)
+        await anyio.sleep(0.5)
+        for batch in batches:
+            batch.parts[0][0].stream.is_released = True
     before = [request for request in service.requests if request.at < 0.5]
     after = service.requests_between(0.5)
     assert [len(request.numbers) for request in before] == [20] * 3

@@ -10,7 +10,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
@@ -29,17 +29,16 @@ import pytest
 import structlog
 
 from shipper import Shipper
-from shipper.config.settings import (
-    Settings,
-)
+from shipper.config.settings import Settings
 from shipper.model.errors import ConfigError, ShipperError, SourceError, StateError, StateInUseError
 from shipper.model.records import Summary
 from shipper.model.wire import ActivityEvent, AmountPair
 from shipper.sources import spool as spool_module
 from shipper.state.store import Store
-from tests.servers import ACCEPTED, Origin, Reply
+from tests.fakes import failing
+from tests.servers import ACCEPTED, Origin
 from tests.stage.loops import on_each_loop
-from tests.stage.pipelines import settings
+from tests.stage.pipelines import settings, until
 from tests.unit.test_codec import event, line
 
 LIMIT = 2000
@@ -126,11 +125,6 @@ def counts(shipper: Shipper) -> tuple[int, int, int, int, int]:
     return summary.read, summary.accepted, summary.dead_lettered, summary.duplicates, summary.pending
 
 
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        await anyio.sleep(0.001)
-
-
 # Sending ----------------------------------------------------------------------------------------------------------
 
 
@@ -157,12 +151,10 @@ async def test_send_accepts_a_record_in_each_of_its_forms(bench: Bench):
 async def test_a_uuid_and_a_datetime_are_written_as_their_text(bench: Bench):
     event_id, noon = UUID(record(0)["EventId"]), datetime(2026, 1, 31, 12, 30)
     zoned = noon.replace(tzinfo=timezone(timedelta(hours=2)))
-
     async with bench.shipper() as shipper:
         await shipper.send({**record(0), "EventId": event_id, "Timestamp": zoned})
         await shipper.send({**record(1), "Timestamp": noon})
     assert counts(shipper) == (2, 1, 1, 0, 0)
-
     assert bench.delivered() == [str(event_id)]
     (letter,) = bench.dead_letters().items()
     assert (letter[0], json.loads(letter[1])["Timestamp"]) == ("timestamp", "2026-01-31T12:30:00")
@@ -236,7 +228,6 @@ class Point:
 
 WITHIN_ITSELF: dict[str, Any] = {}
 WITHIN_ITSELF["x"] = WITHIN_ITSELF
-
 
 NO_RECORDS: dict[str, tuple[Any, type[Exception], str]] = {
     "list": ([record(0)], TypeError, "a list is not a record"),
@@ -347,7 +338,6 @@ async def test_a_send_cancelled_while_waiting_for_room_writes_nothing(bench: Ben
         bench.release()
         await shipper.send(record(4))
     assert counts(shipper) == (2, 2, 0, 0, 0)
-
     assert bench.delivered() == [*ids(range(1)), *ids(range(4, 5))]
 
 
@@ -390,7 +380,6 @@ async def test_send_waits_while_the_disk_is_full_and_a_cancelled_one_leaves_no_p
             await anyio.lowlevel.checkpoint()
             disk.room.set()
     assert counts(shipper) == (4, 4, 0, 0, 0), "the partial record was completed"
-
     assert sorted(bench.delivered()) == [*ids(range(1)), *ids(range(2, 5))]
 
 
@@ -417,7 +406,6 @@ async def test_a_disk_that_stays_full_leaves_no_partial_line(bench: Bench, monke
     async with bench.shipper() as shipper:
         await shipper.send(record(3))
     assert counts(shipper)[2:] == (0, 0, 0), "a partial line became a dead letter"
-
     assert bench.delivered()[-1] == record(3)["EventId"]
 
 
@@ -427,8 +415,7 @@ async def test_a_thread_pool_full_of_waiting_sends_does_not_block_writing(bench:
         anyio.to_thread.current_default_thread_limiter().total_tokens = 2
         async with anyio.create_task_group() as group:
             for number in range(20):
-                send = shipper.send
-                group.start_soon(anyio.to_thread.run_sync, anyio.from_thread.run, send, record(number))
+                group.start_soon(anyio.to_thread.run_sync, anyio.from_thread.run, shipper.send, record(number))
     assert counts(shipper) == (20, 20, 0, 0, 0)
 
 
@@ -448,7 +435,6 @@ async def test_records_that_cannot_be_delivered_in_time_are_pending_after_the_bl
     async with bench.shipper() as second:
         await second.send(record(2000))
     assert counts(second) == (2001, 2001, 0, 0, 0)
-
     assert sorted(set(bench.delivered())) == ids(range(2001))
 
 
@@ -456,11 +442,9 @@ async def test_records_that_cannot_be_delivered_in_time_are_pending_after_the_bl
 async def test_leaving_the_block_retries_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     """Neither a backoff of an hour nor the drain timeout is waited out."""
     monkeypatch.setattr("shipper.delivery.gate._LONGEST_WAIT_WHILE_STOPPING_S", 0.05)
-    replies: list[Reply] = [UNAVAILABLE] * 6 + [ACCEPTED]
-
-    with Origin(*replies) as origin:
-        hour = {"retry_initial_seconds": 3600.0, "retry_max_seconds": 3600.0, "drain_timeout_seconds": 3600.0}
-        changes = {f"delivery_{key}": value for key, value in hour.items()}
+    patient = dict.fromkeys(["retry_initial_seconds", "retry_max_seconds", "drain_timeout_seconds"], 3600.0)
+    changes = {f"delivery_{key}": value for key, value in patient.items()}
+    with Origin(*[UNAVAILABLE] * 6, ACCEPTED) as origin:
         async with bench.shipper(url=origin.url, delivery_concurrency=1, **changes) as shipper:
             await shipper.send(record(0))
             await until(lambda: origin.requests)
@@ -486,7 +470,6 @@ async def test_a_block_left_by_an_exception_is_drained(bench: Bench, how: str):
                 await anyio.sleep_forever()
         assert scope.cancelled_caught
     assert counts(shipper) == (1, 1, 0, 0, 0)
-
     assert bench.delivered() == ids(range(1))
 
 
@@ -543,7 +526,6 @@ async def test_send_raises_before_and_after_the_block(bench: Bench):
         async with shipper:
             pass
     assert counts(shipper) == (0, 0, 0, 0, 0)
-
     assert bench.spooled() == b""
 
 
@@ -617,7 +599,6 @@ async def test_an_unwritable_state_raises_from_the_block(bench: Bench, monkeypat
     async with bench.shipper() as second:
         pass
     assert counts(second)[4] == 0, "the state was not released, or records are lost"
-
     assert record(0)["EventId"] in bench.delivered()
 
 
@@ -633,36 +614,11 @@ async def test_a_failed_write_or_fsync_raises_from_send(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, call: str, code: int, words: str
 ):
     """Even if the disk has room again: a second fsync does not restore what the first one lost."""
-
-    def fail(*_: Any) -> int:
-        raise OSError(code, os.strerror(code))
-
     with pytest.raises(StateError, match=re.escape(words)):
         async with bench.shipper(spool_fsync="always") as shipper:
-            monkeypatch.setattr(os, call, fail)
+            monkeypatch.setattr(os, call, failing(code))
             await shipper.send(record(0))
             raise AssertionError("taken")
-
-
-@on_each_loop
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-async def test_a_later_fsync_does_not_hide_a_failed_one(bench: Bench, monkeypatch: pytest.MonkeyPatch, code: int):
-    """The kernel reports a lost write only once."""
-    real, calls, kept = os.fdatasync, itertools.count(1), []
-
-    def fdatasync(descriptor: int) -> None:
-        if next(calls) == 3:
-            raise OSError(code, os.strerror(code))
-        real(descriptor)
-
-    bench.hold()
-    monkeypatch.setattr(os, "fdatasync", fdatasync)
-    with pytest.raises(StateError):
-        async with bench.shipper(spool_fsync="always", delivery_drain_timeout_seconds=0.5) as shipper:
-            for number in range(4):
-                await shipper.send(record(number))
-                kept.append(number)
-    assert kept == [0, 1]
 
 
 @on_each_loop

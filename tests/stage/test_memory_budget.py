@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -11,23 +13,13 @@ import anyio
 import pytest
 
 from shipper.model.errors import StateUnwritableError
-from shipper.model.records import Span, Stream, Summary
+from shipper.model.records import Rejection, Span, Stream, Summary
 from shipper.pipeline import settlement
 from shipper.pipeline.pipeline import Pipeline
 from shipper.pipeline.settlement import estimate_bytes
 from shipper.state.ledger import read_ledger
 from shipper.state.store import Store
-from tests.fakes import ScriptedEndpoint
-from tests.stage.pipelines import (
-    Source,
-    at_once,
-    good,
-    pipeline_of,
-    running,
-    settings,
-    until,
-    until_it_rests,
-)
+from tests.stage.pipelines import Maker, Source, at_once, good, ran, running, until, until_it_rests
 from tests.unit.test_codec import line
 
 BUDGET = 1 << 20
@@ -61,18 +53,9 @@ def records(record: Callable[[int], bytes], chunks: int = CHUNKS) -> Source:
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch, store: Store) -> Callable[..., Pipeline]:
-    def make(source: Any, *scripts: Any, store_: Any = None, interval_s: float = 0.001, **changes: Any) -> Pipeline:
-        monkeypatch.setattr(settlement, "MAX_HELD_BYTES", BUDGET)
-        made = settings(
-            senders=len(scripts),
-            records_mistake_limit=0,
-            state_commit_interval_seconds=interval_s,
-            **{"batch_max_events": RECORDS_PER_CHUNK, **changes},
-        )
-        return pipeline_of(monkeypatch, made, source, store_ or store, map(ScriptedEndpoint, scripts))
-
-    return make
+def make(monkeypatch: pytest.MonkeyPatch, make: Maker) -> Callable[..., Pipeline]:
+    monkeypatch.setattr(settlement, "MAX_HELD_BYTES", BUDGET)
+    return partial(make, batch_max_events=RECORDS_PER_CHUNK, records_mistake_limit=0)
 
 
 def held_in_memory(pipeline: Pipeline) -> int:
@@ -149,7 +132,7 @@ async def test_unsaved_records_are_bounded_in_bytes_while_saves_fail_late(make: 
 
     store_ = Unwritable()
     source = records(refused)
-    pipeline = make(source, [], store_=store_)
+    pipeline = make(source, store=store_)
     summary = await assert_waits_within_the_budget(
         pipeline, source, store_.open, is_obstructed=lambda: pipeline.settlement.blockage
     )
@@ -160,11 +143,10 @@ async def test_unsaved_records_are_bounded_in_bytes_while_saves_fail_late(make: 
 async def test_records_larger_than_the_budget_are_shipped_one_by_one(make: Any, store: Store, monkeypatch: Any):
     """No span fits, but each is read once the previous one is saved."""
     source = records(refused, chunks=20)
-    pipeline = make(source, [])
+    pipeline = make(source)
     monkeypatch.setattr(settlement, "MAX_HELD_BYTES", 1)
-    async with running(pipeline, limit_s=60) as run:
-        pass
-    assert (run.summary.outcome, run.summary.read, run.summary.pending) == ("finished", 20 * RECORDS_PER_CHUNK, 0)
+    summary = await ran(pipeline, limit_s=60)
+    assert (summary.outcome, summary.read, summary.pending) == ("finished", 20 * RECORDS_PER_CHUNK, 0)
 
 
 async def test_a_chunk_with_one_waiting_record_counts_as_a_whole(make: Any, store: Store):
@@ -183,21 +165,16 @@ async def test_many_settled_records_are_saved_before_the_interval_has_passed(
     """With an interval longer than the run, there would be only the last save otherwise."""
     monkeypatch.setattr(settlement, "run_sync", at_once)  # a busy event loop would delay saves in a thread
     source = records(sparse)
-    pipeline = make(source, [], interval_s=60.0)
+    pipeline = make(source, state_commit_interval_seconds=60.0)
     monkeypatch.setattr(settlement, "MAX_HELD_BYTES", 1 << 30)
     monkeypatch.setattr(settlement, "_EARLY_SAVE_ENTRIES", 1000)
-    async with running(pipeline, limit_s=60) as run:
-        pass
-    assert run.summary.accepted == CHUNKS * RECORDS_PER_CHUNK
+    summary = await ran(pipeline, limit_s=60)
+    assert summary.accepted == CHUNKS * RECORDS_PER_CHUNK
     assert pipeline.settlement.commits > 3
-    assert sum(row.accepted for row in read_ledger(store._path.parent)) == run.summary.accepted
+    assert sum(row.accepted for row in read_ledger(store._path.parent)) == summary.accepted
 
 
 def test_an_estimate_is_not_less_than_the_measured_size():
-    import tracemalloc
-
-    from shipper.model.records import Rejection, Span
-
     stream = Stream(stream_id=1, kind="file", path="x")
 
     def span(number: int) -> Span:

@@ -18,18 +18,18 @@ from shipper.model.errors import StateError, StateUnwritableError
 from shipper.model.records import Checkpoint, Chunk, Span, Stream, Summary
 from shipper.pipeline import pipeline as pipeline_module
 from shipper.pipeline import settlement
-from shipper.pipeline.pipeline import Pipeline
 from shipper.pipeline.settlement import Settlement
 from shipper.state.store import SaveResult, Store
 from shipper.system.native import NATIVE
 from tests.cases import each
-from tests.fakes import ScriptedEndpoint, answer
+from tests.fakes import answer
 from tests.stage.pipelines import (
     NOW_S,
+    Maker,
     Source,
     add_up,
     good,
-    pipeline_of,
+    ran,
     running,
     running_until_cancelled,
     settings,
@@ -69,22 +69,10 @@ class MemoryStore:
         return max((checkpoint.end_offset for save in self.saves for checkpoint in save), default=0)
 
 
-@pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch, store: Store):
-    def make(
-        source: Source, *scripts: Sequence[Any], store: Any = store, is_one_shot: bool | None = None, **changes: Any
-    ) -> Pipeline:
-        made = settings(senders=len(scripts), **{"batch_max_events": 1, **changes})
-        is_one_shot = not source.is_followed if is_one_shot is None else is_one_shot
-        return pipeline_of(monkeypatch, made, source, store, map(ScriptedEndpoint, scripts), is_one_shot=is_one_shot)
-
-    return make
-
-
 # The order of settlement ----------------------------------------------------------------------------------------------
 
 
-async def test_a_later_success_does_not_move_the_checkpoint_past_an_open_batch(make: Any):
+async def test_a_later_success_does_not_move_the_checkpoint_past_an_open_batch(make: Maker):
     release, store, source = anyio.Event(), MemoryStore(), Source(lines(30))
     pipeline = make(source, [release], [], store=store)
     async with running(pipeline):
@@ -96,11 +84,11 @@ async def test_a_later_success_does_not_move_the_checkpoint_past_an_open_batch(m
     assert source.stream.checkpoint == store.saved_up_to() == source.size
 
 
-async def test_a_later_save_does_not_pass_a_failed_one(make: Any):
+async def test_a_later_save_does_not_pass_a_failed_one(make: Maker):
     store = MemoryStore(failures=1)
-    pipeline = make(Source([b"not json\n", *lines(50)], is_followed=True), [], store=store, batch_linger_seconds=0)
-    with anyio.fail_after(10), pytest.raises(ExceptionGroup) as caught:
-        await pipeline.run()
+    pipeline = make(Source([b"not json\n", *lines(50)], is_followed=True), store=store, batch_linger_seconds=0)
+    with pytest.raises(ExceptionGroup) as caught:
+        await ran(pipeline)
     assert caught.group_contains(StateError)
     assert store.refused
     assert store.saves[0][: len(store.refused[0])] == store.refused[0]
@@ -108,13 +96,13 @@ async def test_a_later_save_does_not_pass_a_failed_one(make: Any):
     assert saved_rules == ["json"]
 
 
-async def test_a_partial_batch_is_sent_after_the_linger(make: Any):
-    pipeline = make(Source(lines(1), is_followed=True), [], batch_max_events=1000, batch_linger_seconds=0.01)
+async def test_a_partial_batch_is_sent_after_the_linger(make: Maker):
+    pipeline = make(Source(lines(1), is_followed=True), batch_max_events=1000, batch_linger_seconds=0.01)
     async with running_until_cancelled(pipeline):
         await until(lambda: pipeline.totals.accepted)
 
 
-async def test_an_oversized_line_is_a_dead_letter_between_its_neighbours(make: Any, store: Store):
+async def test_an_oversized_line_is_a_dead_letter_between_its_neighbours(make: Maker, store: Store):
     class Oversized(Source):
         async def run(self, chunks_tx: Any) -> None:
             await self.send(chunks_tx, good(1))
@@ -125,10 +113,8 @@ async def test_an_oversized_line_is_a_dead_letter_between_its_neighbours(make: A
             await self.send(chunks_tx, good(2))
             self.is_exhausted = True
 
-    pipeline = make(Oversized(), [])
-    async with running(pipeline) as run:
-        pass
-    summary = run.summary
+    pipeline = make(Oversized())
+    summary = await ran(pipeline)
     assert (summary.accepted, summary.dead_lettered, summary.exit_code(is_one_shot=True)) == (2, 1, 3)
     assert pipeline.settlement.acks.reasons == {"oversized": 1}
     assert store.totals().dead_lettered == 1
@@ -137,15 +123,14 @@ async def test_an_oversized_line_is_a_dead_letter_between_its_neighbours(make: A
 # Waiting for room -----------------------------------------------------------------------------------------------------
 
 
-async def test_many_spans_without_events_do_not_stop_the_pipeline(make: Any, monkeypatch: pytest.MonkeyPatch):
+async def test_many_spans_without_events_do_not_stop_the_pipeline(make: Maker, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(settlement, "MAX_HELD_BYTES", 400_000)
-    async with running(make(Source([b"{}\n"] * 600), [], store=MemoryStore()), limit_s=120) as run:
-        pass
-    assert (run.summary.read, run.summary.dead_lettered, run.summary.exit_code(is_one_shot=True)) == (600, 600, 3)
-    assert add_up(run.summary)
+    summary = await ran(make(Source([b"{}\n"] * 600), store=MemoryStore()), limit_s=120)
+    assert (summary.read, summary.dead_lettered, summary.exit_code(is_one_shot=True)) == (600, 600, 3)
+    assert add_up(summary)
 
 
-async def test_reading_waits_while_the_service_does_not_answer(make: Any):
+async def test_reading_waits_while_the_service_does_not_answer(make: Maker):
     source, never = Source(map(good, count())), anyio.Event()
     pipeline = make(source, [never], [never])
     async with running_until_cancelled(pipeline):
@@ -156,7 +141,7 @@ async def test_reading_waits_while_the_service_does_not_answer(make: Any):
 
 
 async def test_reading_waits_when_too_much_is_settled_after_an_open_batch(
-    make: Any, store: Store, monkeypatch: pytest.MonkeyPatch
+    make: Maker, store: Store, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(settlement, "MAX_HELD_BYTES", OPEN_SPANS * SPAN_BYTES)
     source, release = Source(lines(OPEN_SPANS + 500)), anyio.Event()
@@ -170,7 +155,7 @@ async def test_reading_waits_when_too_much_is_settled_after_an_open_batch(
     assert (pipeline.totals.accepted, pipeline.totals.pending) == (OPEN_SPANS + 500, 0)
 
 
-async def test_a_batch_is_filled_while_answers_to_others_make_room(make: Any, monkeypatch: pytest.MonkeyPatch):
+async def test_a_batch_is_filled_while_answers_to_others_make_room(make: Maker, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(settlement, "MAX_HELD_BYTES", 12 * SPAN_BYTES)
     source, release = Source(lines(100)), anyio.Event()
     pipeline = make(source, [release], batch_max_events=5)
@@ -186,7 +171,9 @@ async def test_a_batch_is_filled_while_answers_to_others_make_room(make: Any, mo
 
 @pytest.mark.parametrize("ended_by", ["second signal", "deadline"])
 @pytest.mark.parametrize("held_by", [None, answer(429, "600")], ids=["no answer", "requested wait"])
-async def test_a_stop_that_cannot_drain_is_aborted_and_accounted_for(make: Any, ended_by: str, held_by: Answer | None):
+async def test_a_stop_that_cannot_drain_is_aborted_and_accounted_for(
+    make: Maker, ended_by: str, held_by: Answer | None
+):
     store, drain_s = MemoryStore(), 3600 if ended_by == "second signal" else 0.05
     source = Source(lines(20), is_followed=True)
     pipeline = make(source, [held_by or anyio.Event()], store=store, delivery_drain_timeout_seconds=drain_s)
@@ -202,7 +189,7 @@ async def test_a_stop_that_cannot_drain_is_aborted_and_accounted_for(make: Any, 
     assert store.saved_up_to() == 0
 
 
-async def test_records_accepted_behind_a_pending_one_are_pending_at_the_end_as_they_are_sent_again(make: Any):
+async def test_records_accepted_behind_a_pending_one_are_pending_at_the_end_as_they_are_sent_again(make: Maker):
     store, source = MemoryStore(), Source(lines(20), is_followed=True)
     pipeline = make(source, [anyio.Event()], [], store=store, batch_max_events=10, delivery_drain_timeout_seconds=0.05)
     async with running(pipeline) as run:
@@ -212,9 +199,9 @@ async def test_records_accepted_behind_a_pending_one_are_pending_at_the_end_as_t
     assert store.saved_up_to() == 0
 
 
-async def test_a_stop_that_can_drain_settles_all_read_records(make: Any):
+async def test_a_stop_that_can_drain_settles_all_read_records(make: Maker):
     store, source = MemoryStore(), Source(lines(20), is_followed=True)
-    pipeline = make(source, [], store=store, batch_max_events=7)
+    pipeline = make(source, store=store, batch_max_events=7)
     async with running(pipeline) as run:
         await until(lambda: pipeline.totals.read == 20)
         run.signal(signal.SIGTERM)
@@ -224,12 +211,10 @@ async def test_a_stop_that_can_drain_settles_all_read_records(make: Any):
     assert store.saved_up_to() == source.size
 
 
-async def test_a_run_that_gives_up_reports_it_and_saves_settled_records(make: Any, store: Store):
+async def test_a_run_that_gives_up_reports_it_and_saves_settled_records(make: Maker, store: Store):
     answers = [*[answer(202)] * 2, *[answer(503)] * 100_000]
     pipeline = make(Source(lines(300)), answers, batch_max_events=10, delivery_give_up_after_seconds=0.05)
-    async with running(pipeline) as run:
-        pass
-    summary = run.summary
+    summary = await ran(pipeline)
     assert (summary.outcome, summary.accepted, summary.exit_code(is_one_shot=True)) == ("gave_up", 20, 4)
     assert "503" in summary.message
     assert add_up(summary)
@@ -238,14 +223,13 @@ async def test_a_run_that_gives_up_reports_it_and_saves_settled_records(make: An
     assert [stream.checkpoint for stream in store.streams.load("file")] == [delivered]
 
 
-async def test_a_run_that_follows_its_input_never_gives_up(make: Any):
+async def test_a_run_that_follows_its_input_never_gives_up(make: Maker):
     changes = {"batch_max_events": 10, "delivery_give_up_after_seconds": 0.001}
-    async with running(make(Source(lines(20)), [answer(503)] * 60, is_one_shot=False, **changes)) as run:
-        pass
-    assert (run.summary.outcome, run.summary.accepted, run.summary.retries) == ("finished", 20, 60)
+    summary = await ran(make(Source(lines(20)), [answer(503)] * 60, is_one_shot=False, **changes))
+    assert (summary.outcome, summary.accepted, summary.retries) == ("finished", 20, 60)
 
 
-async def test_a_cancelled_run_saves_settled_records(make: Any, store: Store):
+async def test_a_cancelled_run_saves_settled_records(make: Maker, store: Store):
     pipeline = make(Source(lines(50)), [*[answer(202)] * 3, anyio.Event()], batch_max_events=10)
     async with running_until_cancelled(pipeline):
         while pipeline.totals.accepted < 30:
@@ -253,7 +237,7 @@ async def test_a_cancelled_run_saves_settled_records(make: Any, store: Store):
     assert store.totals().accepted == 30
 
 
-async def test_a_stop_does_not_hang_on_a_hung_disk(make: Any, store: Store, monkeypatch: pytest.MonkeyPatch):
+async def test_a_stop_does_not_hang_on_a_hung_disk(make: Maker, store: Store, monkeypatch: pytest.MonkeyPatch):
     """Unsaved records are not counted, and no second save is attempted."""
     monkeypatch.setattr(pipeline_module, "_LAST_SAVE_LIMIT_S", 0.1)
     has_begun, answers = threading.Event(), threading.Event()

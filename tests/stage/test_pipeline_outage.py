@@ -1,14 +1,17 @@
-"""The whole pipeline during an outage of twenty minutes in virtual time: reading waits, and nothing is lost."""
+"""The whole pipeline during an outage in virtual time: reading waits, nothing is lost, and the log stays small."""
 
 from __future__ import annotations
 
+import json
 import signal
+from collections import Counter
 from random import Random
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
+import structlog
 
 from shipper.config.secrets import LiteralSecret
 from shipper.config.settings import BatchSettings, DeliverySettings, EndpointSettings, Settings, StateSettings
@@ -16,9 +19,11 @@ from shipper.delivery.endpoint import NoAnswerError
 from shipper.model.records import Chunk, Stream
 from shipper.pipeline.pipeline import Pipeline
 from shipper.state.store import Store
+from shipper.status.logs import configure_logs, take_left_out
 from tests.fakes import answer
+from tests.stage.loops import in_virtual_time
 from tests.stage.pipelines import NOW_S, Source, at_once, running
-from tests.stage.service_model import Reply, Request, ServiceModel, _Endpoint, event_id, in_virtual_time
+from tests.stage.service_model import Reply, Request, ServiceModel, _Endpoint, event_id
 
 RATE = 2_000
 RECORDS = 8 * RATE
@@ -61,14 +66,23 @@ class GrowingFile(Source):
 
 class Outage:
     """
-    A service with an outage of twenty minutes, and its pipeline.
+    A service with an outage, and its pipeline.
 
     Attributes:
         most_unsettled: Maximum number of records held by the pipeline.
     """
 
-    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch, reply: Reply, **delivery: Any) -> None:
+    def __init__(
+        self,
+        store: Store,
+        monkeypatch: pytest.MonkeyPatch,
+        reply: Reply,
+        *,
+        back_at: float = BACK_AT,
+        **delivery: Any,
+    ) -> None:
         self.store = store
+        self._back_at = back_at
         self.service = ServiceModel(self._judge)
         self._reply = reply
         self.settings = Settings(
@@ -99,7 +113,7 @@ class Outage:
 
     def _judge(self, request: Request) -> Reply | None:
         self.most_unsettled = max(self.most_unsettled, self.source.sent - self.pipeline.totals.accepted)
-        return self._reply if GONE_AT <= request.at < BACK_AT else None
+        return self._reply if GONE_AT <= request.at < self._back_at else None
 
 
 @pytest.mark.parametrize(
@@ -111,7 +125,8 @@ class Outage:
         ),
     ],
 )
-def test_an_outage_of_twenty_minutes_costs_no_memory_few_requests_and_no_record(
+@in_virtual_time
+async def test_an_outage_of_twenty_minutes_costs_no_memory_few_requests_and_no_record(
     store: Store, monkeypatch: pytest.MonkeyPatch, reply: Reply, senders: dict[str, Any]
 ):
     outage = Outage(store, monkeypatch, reply, **senders)
@@ -122,13 +137,10 @@ def test_an_outage_of_twenty_minutes_costs_no_memory_few_requests_and_no_record(
             await anyio.sleep_until(moment)
             sent.append(outage.source.sent)
 
-    async def main() -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(watch)
-            summary = await outage.begin().run()
-        assert (summary.outcome, summary.accepted, summary.pending) == ("finished", RECORDS, 0)
-
-    in_virtual_time(main)
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch)
+        summary = await outage.begin().run()
+    assert (summary.outcome, summary.accepted, summary.pending) == ("finished", RECORDS, 0)
     # Batches at the senders, queued and at the packer; then chunks, queued before it and at the source.
     count = outage.settings.delivery.senders
     assert outage.most_unsettled <= (count + 8 + 2) * BATCH + 4 * CHUNK
@@ -143,36 +155,60 @@ def test_an_outage_of_twenty_minutes_costs_no_memory_few_requests_and_no_record(
     assert outage.service.requests[-1].at < BACK_AT + 10, "full speed did not return within ten seconds"
 
 
-def test_the_whole_pipeline_observes_a_requested_wait_of_minutes(store: Store, monkeypatch: pytest.MonkeyPatch):
+@in_virtual_time
+async def test_the_whole_pipeline_observes_a_requested_wait_of_minutes(store: Store, monkeypatch: pytest.MonkeyPatch):
     outage = Outage(store, monkeypatch, answer(429, "200"), concurrency=8)
 
-    async def main() -> None:
-        assert (await outage.begin().run()).accepted == RECORDS
-
-    in_virtual_time(main)
+    assert (await outage.begin().run()).accepted == RECORDS
     assert 5 <= len(outage.service.requests_between(GONE_AT + 10, BACK_AT)) <= 7
     assert set(outage.service.stored.values()) == {1}
     assert len(outage.service.stored) == RECORDS
 
 
-def test_a_stop_in_the_middle_of_the_outage_ends_in_time_and_the_next_start_loses_nothing(
+@in_virtual_time
+async def test_a_stop_in_the_middle_of_the_outage_ends_in_time_and_the_next_start_loses_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ):
     outage = Outage(store, monkeypatch, answer(503), concurrency=8)
     stopped_at = GONE_AT + 600
 
-    async def main() -> None:
-        async with running(outage.begin(), limit_s=stopped_at + 30) as run:
-            await anyio.sleep_until(stopped_at)
-            run.signal(signal.SIGTERM)
-        assert anyio.current_time() < stopped_at + 30
-        assert (run.summary.outcome, run.summary.exit_code(is_one_shot=False)) == ("aborted", 4)
-        assert run.summary.read == run.summary.accepted + run.summary.pending
-        assert 0 < store.totals().accepted < RECORDS
-        assert (await outage.begin().run()).outcome == "finished"
-
-    in_virtual_time(main)
+    async with running(outage.begin(), limit_s=stopped_at + 30) as run:
+        await anyio.sleep_until(stopped_at)
+        run.signal(signal.SIGTERM)
+    assert anyio.current_time() < stopped_at + 30
+    assert (run.summary.outcome, run.summary.exit_code(is_one_shot=False)) == ("aborted", 4)
+    assert run.summary.read == run.summary.accepted + run.summary.pending
+    assert 0 < store.totals().accepted < RECORDS
+    assert (await outage.begin().run()).outcome == "finished"
     assert store.totals().accepted == len(outage.service.stored) == RECORDS
     hurried = outage.service.requests_between(stopped_at, stopped_at + 25)
     assert 10 < len(hurried) < 200, "requests were not sent one at a time"
     assert {request.in_flight for request in hurried} == {1}
+
+
+@pytest.fixture
+def real_logs():
+    before = structlog.get_config()
+    take_left_out()
+    configure_logs("info", "json", now=anyio.current_time)
+    structlog.configure(cache_logger_on_first_use=False)  # otherwise the loggers would keep this after the test
+    yield
+    take_left_out()
+    structlog.configure(**before)
+
+
+@pytest.mark.usefixtures("real_logs")
+@in_virtual_time
+async def test_an_outage_of_an_hour_is_logged_every_30_s_with_its_reason(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("shipper.pipeline.observer.SNAPSHOT_INTERVAL_S", 10.0)  # rarely, so that it is cheap
+    outage = Outage(store, monkeypatch, answer(503), back_at=3_600.0, concurrency=8)
+    assert (await outage.begin().run()).accepted == RECORDS
+    assert len(outage.service.requests) > 650, "delivery was not retried throughout"
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    events = Counter(line["event"] for line in lines)
+    assert events["self_report"] == pytest.approx(3_600 / 30, rel=0.01)
+    assert (events["delivery_paused"], events["delivery_resumed"]) == (1, 1)
+    assert sum(events.values()) < events["self_report"] + 100, events
+    assert {line.get("paused") for line in lines if line["event"] == "self_report"} == {"unavailable"}

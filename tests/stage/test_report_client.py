@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 import anyio
 import pytest
-import trio
-from trio.testing import MockClock
 
 from shipper.config.secrets import LiteralSecret
 from shipper.config.settings import DeliverySettings, EndpointSettings, OAuth2Settings
@@ -26,12 +24,12 @@ from shipper.report.client import ReportClient
 from shipper.report.document import FetchedReport
 from shipper.report.fetching import Outcome, fetch_parts
 from shipper.report.ranges import DateRange, Part, parts_of
-from tests.e2e.driver import wait_until
 from tests.fakes import answer as answered
 from tests.report_documents import brand, entry, report
 from tests.report_service import Asked, Reply, ReportService, answer, cut_off, document, ok, refusal, token
 from tests.servers import reset, stall
-from tests.stage.loops import LOOPS, Run, runner
+from tests.stage.endpoints import poll
+from tests.stage.loops import in_virtual_time, on_each_loop
 
 T = TypeVar("T")
 
@@ -40,19 +38,9 @@ NAMED = "account 1001, 2026-10-01 to 2026-10-31: "
 NO_KEY = refusal(401, "Access denied due to invalid subscription key. Make sure to provide a valid key.")
 
 
-@pytest.fixture(params=LOOPS)
-def run(request: pytest.FixtureRequest) -> Run:
-    return runner(request.param, limit_s=30)
-
-
 def endpoint(origin: ReportService, **changes: Any) -> EndpointSettings:
     fields = {"subscription_key": LiteralSecret("key-1"), "token": LiteralSecret("a-token"), **changes}
     return EndpointSettings(base_url=origin.url, **fields)
-
-
-def with_oauth2(origin: ReportService) -> dict[str, Any]:
-    settings = OAuth2Settings(token_url=f"{origin.url}/token", client_id="x", client_secret=LiteralSecret("a-secret"))
-    return {"token": None, "oauth2": settings}
 
 
 def client(origin: ReportService, *, patience_s: float = 0.0, concurrency: int = 4, **changes: Any) -> ReportClient:
@@ -76,34 +64,28 @@ async def refused(used: ReportClient) -> ReportError:
 # As a library
 
 
-def test_example_in_the_docstring_works(run: Run, origin: ReportService):
+@on_each_loop
+async def test_example_in_the_docstring_works(origin: ReportService):
     code = re.search(r"\n\n((?: {4}.*\n)+)", client_module.__doc__ or "")
     assert code is not None
     settings = SimpleNamespace(report=endpoint(origin), delivery=DeliverySettings())
     names: dict[str, Any] = {"ReportClient": ReportClient, "settings": settings, "time": time}
     names |= {"Random": Random, "date": date}
     exec(f"async def example():\n{code[1]}    return october", names)
-
-    async def main() -> None:
-        october = await names["example"]()
-        assert isinstance(october, FetchedReport)
-        assert october.report.reporting_period.end == "2026-10-31T23:59:59"
-
-    run(main)
+    october = await names["example"]()
+    assert isinstance(october, FetchedReport)
+    assert october.report.reporting_period.end == "2026-10-31T23:59:59"
 
 
-def test_report_is_requested_with_path_key_and_token_and_kept_byte_for_byte(run: Run, origin: ReportService):
+@on_each_loop
+async def test_report_is_requested_with_path_key_and_token_and_kept_byte_for_byte(origin: ReportService):
     body = document(Asked(1001, START, END, "", "")).replace(b"{", b"{ ", 1)
     origin.rule = lambda _: ok(body)
-
-    async def main() -> None:
-        async with client(origin) as used:
-            fetched = await used.fetch(1001, START, END)
-        assert fetched.body == body
-        assert fetched.fetched_at == pytest.approx(time.time(), abs=60)
-        assert origin.asked == [Asked(1001, START, END, "a-token", "key-1")]
-
-    run(main)
+    async with client(origin) as used:
+        fetched = await used.fetch(1001, START, END)
+    assert fetched.body == body
+    assert fetched.fetched_at == pytest.approx(time.time(), abs=60)
+    assert origin.asked == [Asked(1001, START, END, "a-token", "key-1")]
 
 
 async def test_several_fetches_share_the_connections(origin: ReportService):
@@ -114,39 +96,31 @@ async def test_several_fetches_share_the_connections(origin: ReportService):
     assert origin.accepted <= 3
 
 
-def test_cancelled_fetches_leave_no_connection_open(run: Run, origin: ReportService):
+@on_each_loop
+async def test_cancelled_fetches_leave_no_connection_open(origin: ReportService):
     origin.rule = lambda _: stall
-
-    async def main() -> None:
-        async with client(origin, concurrency=3) as used:
-            async with anyio.create_task_group() as group:
-                for _ in range(5):
-                    group.start_soon(used.fetch, 1001, START, END)
-                while len(origin.asked) < 3:
-                    await anyio.sleep(0.005)
-                group.cancel_scope.cancel()
-            origin.rule = lambda _: None
-            assert (await used.fetch(1001, START, END)).report, "the client is not usable afterwards"
-
-    run(main)
-    wait_until(lambda: origin.open_connections == 0, "the connections are closed")
+    async with client(origin, concurrency=3) as used:
+        async with anyio.create_task_group() as group:
+            for _ in range(5):
+                group.start_soon(used.fetch, 1001, START, END)
+            await poll(lambda: len(origin.asked) >= 3)
+            group.cancel_scope.cancel()
+        origin.rule = lambda _: None
+        assert (await used.fetch(1001, START, END)).report, "the client is not usable afterwards"
+    await poll(lambda: origin.open_connections == 0)
     assert origin.accepted == 4
 
 
-def test_cancelling_the_client_itself_leaves_no_connection_open(run: Run, origin: ReportService):
+@on_each_loop
+async def test_cancelling_the_client_itself_leaves_no_connection_open(origin: ReportService):
     origin.rule = lambda _: stall
-
-    async def main() -> None:
-        with anyio.CancelScope() as scope:
-            async with client(origin) as used, anyio.create_task_group() as group:
-                group.start_soon(used.fetch, 1001, START, END)
-                while not origin.asked:
-                    await anyio.sleep(0.005)
-                scope.cancel()
-        assert scope.cancelled_caught
-
-    run(main)
-    wait_until(lambda: origin.open_connections == 0, "the connection is closed")
+    with anyio.CancelScope() as scope:
+        async with client(origin) as used, anyio.create_task_group() as group:
+            group.start_soon(used.fetch, 1001, START, END)
+            await poll(lambda: origin.asked)
+            scope.cancel()
+    assert scope.cancelled_caught
+    await poll(lambda: origin.open_connections == 0)
 
 
 def test_missing_secret_is_a_configuration_error(origin: ReportService):
@@ -157,15 +131,13 @@ def test_missing_secret_is_a_configuration_error(origin: ReportService):
 # Tokens and keys
 
 
-def test_refused_token_is_renewed_once_for_all(run: Run, origin: ReportService):
+@on_each_loop
+async def test_refused_token_is_renewed_once_for_all(origin: ReportService):
     origin.rule = lambda asked: refusal(401, "expired") if asked.token == "token-1" else None
-
-    async def main() -> None:
-        async with client(origin, **with_oauth2(origin)) as used, anyio.create_task_group() as group:
-            for account in range(1, 5):
-                group.start_soon(used.fetch, account, START, END)
-
-    run(main)
+    settings = OAuth2Settings(token_url=f"{origin.url}/token", client_id="x", client_secret=LiteralSecret("a-secret"))
+    async with client(origin, token=None, oauth2=settings) as used, anyio.create_task_group() as group:
+        for account in range(1, 5):
+            group.start_soon(used.fetch, account, START, END)
     assert len(origin.forms) == 2
     good = [asked.account for asked in origin.asked if asked.token == "token-2"]
     assert sorted(good) == [1, 2, 3, 4]
@@ -206,10 +178,7 @@ async def test_refused_key_without_another_fails_all_reports(origin: ReportServi
         (refusal(400), "the service refuses this account or period; .*: --split month .HTTP 400"),
         (refusal(422), "the service refuses this account or period; .*HTTP 422"),
         (refusal(413), "the service refuses this account or period; .*HTTP 413"),
-        (
-            refusal(403),
-            "the service denied access .HTTP 403.; check the permissions of the token and the subscription key",
-        ),
+        (refusal(403), "denied access .HTTP 403.; check the permissions of the token and the subscription key"),
         (refusal(404), "the account is unknown to the service, or report.base_url is wrong .HTTP 404"),
         (refusal(405), "the method is not allowed at this address .HTTP 405.; check report.base_url"),
         (
@@ -224,10 +193,7 @@ async def test_refused_key_without_another_fails_all_reports(origin: ReportServi
         (ok(b'{"id":"x"'), "the answer is not JSON: Input data was truncated"),
         (ok(b'{"id":"x"}'), "the answer is not a daily report: Object missing required field `lastCheckSum`"),
         (ok(b"[]"), "the answer is not a daily report"),
-        (
-            ok(document(Asked(1002, START, END, "", ""))),
-            "account 1001 was requested, but the report is for account 1002",
-        ),
+        (ok(document(Asked(1002, START, END, "", ""))), "1001 was requested, but the report is for account 1002"),
         (refusal(429), "the service asks for fewer requests .*; it was requested once$"),
         (refusal(500), "the service answered 500; it was requested once$"),
         (refusal(503, Retry_After="60"), "the service answered 503; it asks to wait 60 s, which is too long"),
@@ -312,24 +278,27 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     async def here(function: Callable[[], T]) -> T:
         return function()
 
-    def run(model: Model, main: Callable[[ReportClient], Awaitable[T]], **options: Any) -> T:
+    @in_virtual_time
+    async def run(model: Model, main: Callable[[ReportClient], Awaitable[T]], **options: Any) -> T:
         monkeypatch.setattr(client_module, "run_sync", here)
         monkeypatch.setattr(client_module, "Endpoint", lambda *_, **__: model)
         fields = {"subscription_key": LiteralSecret("k"), "token": LiteralSecret("t"), **options.pop("section", {})}
         settings = EndpointSettings(base_url="https://report.example.com", **fields)
-
-        async def entered() -> T:
-            used = ReportClient(settings, DeliverySettings(), wall_time=anyio.current_time, rng=Random(1), **options)
-            async with used:
-                return await main(used)
-
-        return trio.run(entered, clock=MockClock(autojump_threshold=0))
+        used = ReportClient(settings, DeliverySettings(), wall_time=anyio.current_time, rng=Random(1), **options)
+        async with used:
+            return await main(used)
 
     return run
 
 
 async def one(used: ReportClient) -> FetchedReport:
     return await used.fetch(1001, START, END)
+
+
+async def refused_after_s(used: ReportClient) -> tuple[ReportError, float]:
+    """Return the error of a fetch, and after how long it was raised."""
+    began = anyio.current_time()
+    return await refused(used), anyio.current_time() - began
 
 
 def days_of(*accounts: int, days: int = 30) -> Callable[[ReportClient], Awaitable[Outcome[Part]]]:
@@ -377,27 +346,19 @@ def test_throttling_only_slows_all_requests(virtual):
 
 def test_report_fails_when_the_patience_is_over(virtual):
     model = Model(lambda *_: answered(500))
-
-    async def main(used: ReportClient) -> tuple[str, float]:
-        return str(await refused(used)), anyio.current_time()
-
-    words, at = virtual(model, main, give_up_after_s=60.0)
-    assert words == f"{NAMED}the service answered 500; it was requested {len(model.asked)} times within 60 s"
-    assert 60 <= at <= 66
+    error, seconds = virtual(model, refused_after_s, give_up_after_s=60.0)
+    assert str(error) == f"{NAMED}the service answered 500; it was requested {len(model.asked)} times within 60 s"
+    assert 60 <= seconds <= 66
     assert len(model.asked) > 10
 
 
 def test_unknown_host_fails_within_seconds_unless_there_was_an_answer_before(virtual):
-    async def main(used: ReportClient) -> tuple[ReportError, float]:
-        began = anyio.current_time()
-        return await refused(used), anyio.current_time() - began
-
     async def after_a_report(used: ReportClient) -> tuple[ReportError, float]:
-        await used.fetch(1001, START, END)
-        return await main(used)
+        await one(used)
+        return await refused_after_s(used)
 
     never = Model(lambda *_: no_answer("unknown_host"))
-    error, seconds = virtual(never, main)
+    error, seconds = virtual(never, refused_after_s)
     assert isinstance(error, NoServiceError)
     assert 5 <= seconds < 10
     later = Model(lambda *_: no_answer("unknown_host") if len(later.asked) > 1 else None)
@@ -406,14 +367,11 @@ def test_unknown_host_fails_within_seconds_unless_there_was_an_answer_before(vir
 
 
 def test_wait_that_exceeds_the_patience_is_not_started(virtual):
-    async def main(used: ReportClient) -> tuple[ReportError, float]:
-        return await refused(used), anyio.current_time()
-
-    error, at = virtual(Model(lambda *_: answered(403, "3600")), main)
+    error, seconds = virtual(Model(lambda *_: answered(403, "3600")), refused_after_s)
     assert isinstance(error, NoServiceError)
     assert str(error).startswith(f"{NAMED}the quota of the subscription is used up (HTTP 403)")
     assert str(error).endswith("; it asks to wait 3600 s, which is too long")
-    assert at < 1
+    assert seconds < 1
 
 
 @pytest.mark.parametrize("reply", [answered(500), no_answer("read_error")])

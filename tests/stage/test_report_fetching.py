@@ -8,16 +8,15 @@ from random import Random
 
 import anyio
 import pytest
-import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trio.testing import MockClock
 
 from shipper.model.errors import NoServiceError, ReportError, StateError
 from shipper.report.document import FetchedReport, read_report
 from shipper.report.fetching import Outcome, fetch_parts
 from shipper.report.ranges import DateRange, Part, parts_of
 from tests.report_service import Asked, document
+from tests.stage.loops import in_virtual_time
 
 START = date(2026, 1, 1)
 PARTS = parts_of([1001, 1002], DateRange(START, date(2026, 1, 10)), "day")
@@ -46,7 +45,8 @@ class Fetcher:
         return read_report(document(Asked(account_id, start, end, "", "")), account_id=account_id)
 
 
-def fetched(fetcher: Fetcher, parts: list[Part] = PARTS, concurrency: int = 4) -> tuple[Outcome[Part], float]:
+@in_virtual_time
+async def fetched(fetcher: Fetcher, parts: list[Part] = PARTS, concurrency: int = 4) -> tuple[Outcome[Part], float]:
     """Fetch reports; return their accounts and days, and the duration."""
 
     def whose(part: Part, made: FetchedReport) -> Part:
@@ -54,12 +54,9 @@ def fetched(fetcher: Fetcher, parts: list[Part] = PARTS, concurrency: int = 4) -
         days = DateRange(date.fromisoformat(period.start[:10]), date.fromisoformat(period.end[:10]))
         return Part(made.report.source.affiliate_account_id, days)
 
-    async def main() -> tuple[Outcome[Part], float]:
-        started_at = anyio.current_time()
-        outcome = await fetch_parts(fetcher, parts, concurrency=concurrency, use=whose)
-        return outcome, anyio.current_time() - started_at
-
-    return trio.run(main, clock=MockClock(autojump_threshold=0))
+    started_at = anyio.current_time()
+    outcome = await fetch_parts(fetcher, parts, concurrency=concurrency, use=whose)
+    return outcome, anyio.current_time() - started_at
 
 
 # Which ones
@@ -156,26 +153,21 @@ def test_each_part_is_a_report_failed_or_skipped(kinds: list[str], latencies: li
     assert bool(found[2]) <= ("away" in kinds)
 
 
-def test_progress_counts_each_part_including_failed_ones():
+@in_virtual_time
+async def test_progress_counts_each_part_including_failed_ones():
     done = []
-
-    async def main() -> None:
-        fetcher = Fetcher(failures={PARTS[0]: ReportError("no")})
-        await fetch_parts(fetcher, PARTS, concurrency=3, use=lambda part, made: None, on_done=lambda: done.append(1))
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    fetcher = Fetcher(failures={PARTS[0]: ReportError("no")})
+    await fetch_parts(fetcher, PARTS, concurrency=3, use=lambda part, made: None, on_done=lambda: done.append(1))
     assert len(done) == len(PARTS)
 
 
-def test_error_in_the_caller_ends_the_fetching():
+@in_virtual_time
+async def test_error_in_the_caller_ends_the_fetching():
     def use(part: Part, made: FetchedReport) -> None:
         raise StateError("the disk is full")
 
-    async def main() -> None:
-        await fetch_parts(fetcher, PARTS, concurrency=4, use=use)
-
     fetcher = Fetcher()
     with pytest.raises(ExceptionGroup) as caught:
-        trio.run(main, clock=MockClock(autojump_threshold=0))
+        await fetch_parts(fetcher, PARTS, concurrency=4, use=use)
     assert caught.group_contains(StateError)
     assert len(fetcher.asked) < len(PARTS)

@@ -20,36 +20,24 @@ import trio.testing
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from shipper.config.secrets import LiteralSecret, Secret, SecretReference
+from shipper.config.secrets import LiteralSecret, SecretReference
 from shipper.delivery.credentials import Credentials, NoTokenError
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.tokens import Token, TokenCache, expiring_token
 from shipper.delivery.verdicts import Action
 from shipper.model.errors import ConfigError
+from tests.fakes import HandClock
+from tests.stage.loops import in_virtual_time
 from tests.stage.token_endpoint import (
     EPOCH,
     TokenEndpoint,
     answer,
     credentials,
     granted,
-    in_virtual_time,
     jwt_like,
     logged,
     password_grant,
 )
-
-
-class HandClock:
-    """A clock that only the test advances; as a wall clock, it starts at `EPOCH`."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def now(self) -> float:
-        return self.now_s
-
-    def wall_time(self) -> float:
-        return EPOCH + self.now_s
 
 
 @pytest.fixture
@@ -57,8 +45,10 @@ def clock() -> HandClock:
     return HandClock()
 
 
-def by_hand(clock: HandClock, *, token: Secret | None = None, **changes: Any) -> Credentials:
-    return credentials(token=token or LiteralSecret("a-token"), now=clock.now, wall_time=clock.wall_time, **changes)
+def by_hand(clock: HandClock, endpoint: TokenEndpoint | None = None, **changes: Any) -> Credentials:
+    """Return credentials with a clock that the test advances; as a wall clock, it starts at `EPOCH`."""
+    how = {"token": LiteralSecret("a-token"), **changes}
+    return credentials(endpoint, now=clock, wall_time=lambda: EPOCH + clock(), **how)
 
 
 def write(path: Path, text: str) -> None:
@@ -68,6 +58,11 @@ def write(path: Path, text: str) -> None:
 
 def file_at(path: Path) -> SecretReference:
     return SecretReference(file=str(path))
+
+
+def reading(clock: HandClock, setting: str, path: Path) -> Credentials:
+    """Return credentials whose token or subscription key is in a file."""
+    return by_hand(clock, **({"token": file_at(path)} if setting == "token" else {"keys": [file_at(path)]}))
 
 
 class Program:
@@ -98,7 +93,7 @@ def program(tmp_path: Path) -> Program:
 
 
 async def test_a_constant_token_is_used_even_after_refusals(clock: HandClock, monkeypatch: pytest.MonkeyPatch):
-    token = jwt_like(clock.wall_time() + 10)
+    token = jwt_like(EPOCH + clock() + 10)
     monkeypatch.setenv("TOKEN", token)
     used = by_hand(clock, token=SecretReference(env="TOKEN"))
     monkeypatch.setenv("TOKEN", "another")
@@ -111,7 +106,7 @@ async def test_a_constant_token_is_used_even_after_refusals(clock: HandClock, mo
         await used.authorize()
         assert used.token_expires_at == EPOCH + 1010
         assert logged(logs) == []
-        clock.now_s += 25
+        clock.now += 25
         for _ in range(3):
             assert (await used.authorize()).token == token
     assert [each["message"] for each in logs if each["log_level"] == "warning"] == [
@@ -119,17 +114,15 @@ async def test_a_constant_token_is_used_even_after_refusals(clock: HandClock, mo
     ]
 
 
-def test_a_constant_token_needs_no_background_task():
-    async def main() -> None:
-        used = credentials(token=LiteralSecret(jwt_like(EPOCH + 10)))
-        async with anyio.create_task_group() as group:
-            group.start_soon(used.run)
-            await trio.testing.wait_all_tasks_blocked()
-            assert used.token_expires_at == EPOCH + 10
-            assert trio.lowlevel.current_statistics().seconds_to_next_deadline == math.inf
-            group.cancel_scope.cancel()
-
-    in_virtual_time(main)
+@in_virtual_time
+async def test_a_constant_token_needs_no_background_task():
+    used = credentials(token=LiteralSecret(jwt_like(EPOCH + 10)))
+    async with anyio.create_task_group() as group:
+        group.start_soon(used.run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert used.token_expires_at == EPOCH + 10
+        assert trio.lowlevel.current_statistics().seconds_to_next_deadline == math.inf
+        group.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("setting", ["token", "subscription_key"])
@@ -139,15 +132,14 @@ async def test_a_replaced_file_is_read_within_a_second(clock: HandClock, tmp_pat
         write(tmp_path / name / "secret", f"the-{name}")
     (tmp_path / "data").symlink_to("old")
     (tmp_path / "secret").symlink_to("data/secret")
-    reference = SecretReference(file=str(tmp_path / "secret"))
-    used = by_hand(clock, **({"token": reference} if setting == "token" else {"keys": [reference]}))
+    used = reading(clock, setting, tmp_path / "secret")
     assert getattr(await used.authorize(), setting) == "the-old"
     # As with mounted secrets: the directory behind a link changes atomically.
     (tmp_path / "data_tmp").symlink_to("new")
     os.rename(tmp_path / "data_tmp", tmp_path / "data")
-    clock.now_s += 0.9
+    clock.now += 0.9
     assert getattr(await used.authorize(), setting) == "the-old", "the file was examined too early"
-    clock.now_s += 0.1
+    clock.now += 0.1
     assert getattr(await used.authorize(), setting) == "the-new"
 
 
@@ -155,7 +147,7 @@ async def test_a_replaced_file_is_read_within_a_second(clock: HandClock, tmp_pat
 async def test_a_file_is_read_at_once_after_a_refusal(clock: HandClock, tmp_path: Path, setting: str):
     file = tmp_path / "secret"
     write(file, "the-old")
-    used = by_hand(clock, **({"token": file_at(file)} if setting == "token" else {"keys": [file_at(file)]}))
+    used = reading(clock, setting, file)
     refused = await used.authorize()
     write(file, "the-new")
     assert await used.authorize() == refused, "the file was read again within a second"
@@ -181,7 +173,7 @@ async def test_a_file_that_is_briefly_missing_is_reported_once_and_its_token_sta
             write(file, {"empty": "", "unfit": "two\nlines", "open": "the-other"}[trouble])
             file.chmod(0o644 if trouble == "open" else 0o600)
         for _ in range(20):
-            clock.now_s += 0.25
+            clock.now += 0.25
             assert await used.authorize() == refused
         assert logged(logs) == ["token_refresh_failed"]
         assert logged(logs, "debug") == ["token_refresh_failed"] * 4, "the file was not checked once per second"
@@ -217,7 +209,7 @@ async def test_a_command_is_run_when_it_is_needed_and_again_after_a_refusal(cloc
     assert program.runs == 0
     for _ in range(3):
         assert (await used.authorize()).token == "printed-1"
-        clock.now_s += 1000
+        clock.now += 1000
     assert program.runs == 1
     refused = await used.authorize()
     program.prints("printed-2")
@@ -288,19 +280,17 @@ class OldTokens:
         return expiring_token(f"{self.fetches}", -5000, since=anyio.current_time(), wall_since=EPOCH, is_sure=False)
 
 
-def test_tokens_that_seem_expired_are_used_and_their_source_is_not_asked_repeatedly(rng: Random):
-    async def main() -> None:
-        source = OldTokens()
-        cache = TokenCache(source, noun="token", now=anyio.current_time, rng=rng)
-        async with anyio.create_task_group() as group:
-            group.start_soon(cache.run)
-            for _ in range(3600):
-                await anyio.sleep(1)
-                assert await cache.get() == f"{source.fetches}"
-            assert 30 < source.fetches < 240
-            group.cancel_scope.cancel()
-
-    in_virtual_time(main)
+@in_virtual_time
+async def test_tokens_that_seem_expired_are_used_and_their_source_is_not_asked_repeatedly(rng: Random):
+    source = OldTokens()
+    cache = TokenCache(source, noun="token", now=anyio.current_time, rng=rng)
+    async with anyio.create_task_group() as group:
+        group.start_soon(cache.run)
+        for _ in range(3600):
+            await anyio.sleep(1)
+            assert await cache.get() == f"{source.fetches}"
+        assert 30 < source.fetches < 240
+        group.cancel_scope.cancel()
 
 
 # --- key pairs ---
@@ -344,7 +334,7 @@ async def test_a_single_key_is_never_replaced(clock: HandClock):
 
 
 async def test_two_equal_keys_count_as_one(clock: HandClock):
-    used = by_hand(clock, keys=[LiteralSecret("key-1"), LiteralSecret("key-1")])
+    used = by_hand(clock, keys=PAIR[:1] * 2)
     used.refuse_key(await used.authorize())
     assert not used.refuse_key(await used.authorize())
 
@@ -409,18 +399,12 @@ async def test_no_secret_is_in_a_log_a_repr_or_an_error(clock: HandClock, tmp_pa
     settings = password_grant(username=CANARY, password=secret, client_secret=secret, client_id=CANARY, scope=CANARY)
     endpoint = TokenEndpoint(*script)
     endpoint.mood = granted(f"{CANARY}-granted")
-    used = credentials(
-        endpoint,
-        settings=settings,
-        token=None if kind == "oauth2" else secret,
-        keys=[secret, constant],
-        now=clock.now,
-        wall_time=clock.wall_time,
-    )
+    token = None if kind == "oauth2" else secret
+    used = by_hand(clock, endpoint, settings=settings, token=token, keys=[secret, constant])
     errors: list[object] = []
     with capture_logs() as logs:
         for turn in range(12):
-            clock.now_s += 20
+            clock.now += 20
             if turn == 8:
                 write(file, f"{CANARY}\n{CANARY}")
                 program.prints(f"{CANARY}\n{CANARY}")

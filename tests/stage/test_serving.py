@@ -22,11 +22,18 @@ class Protocol(BoundedProtocol):
     clients = 4
 
 
-class Application:
-    """Counts requests; answers at once, except for `/never`, and for `/read`, where it reads endlessly."""
+class Served:
+    """
+    A server and its clients. It answers at once, except for `/never`, and for `/read`, where it reads endlessly.
 
-    def __init__(self) -> None:
+    Attributes:
+        paths: The paths of the requests that have reached the application.
+    """
+
+    def __init__(self, clients: ExitStack) -> None:
         self.paths: list[str] = []
+        self.address = ("", 0)
+        self._clients = clients
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.paths.append(scope["path"])
@@ -39,32 +46,22 @@ class Application:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
-
-@pytest.fixture
-def application() -> Application:
-    return Application()
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
+    def connect(self, data: bytes = b"") -> socket.socket:
+        """Connect a client that sends some data."""
+        client = self._clients.enter_context(socket.create_connection(self.address, timeout=30))
+        client.sendall(data)
+        return client
 
 
 @contextmanager
-def served(application: Application, **limits: float) -> Iterator[tuple[str, int]]:
+def served(**limits: float) -> Iterator[Served]:
     protocol = type("Limited", (Protocol,), limits)
-    options = {"http": protocol, "loop": "asyncio", "timeout_graceful_shutdown": 0}
-    with listen("127.0.0.1", 0, key="port") as listener:
-        server = Server(application, **options)
+    with ExitStack() as clients, listen("127.0.0.1", 0, key="port") as listener:
+        application = Served(clients)
+        application.address = listener.getsockname()[:2]
+        server = Server(application, http=protocol, loop="asyncio", timeout_graceful_shutdown=0)
         with running_in_thread(server, listener, name="test server"):
-            yield listener.getsockname()[:2]
-
-
-def connected(stack: ExitStack, address: tuple[str, int], data: bytes = b"") -> socket.socket:
-    client = stack.enter_context(socket.create_connection(address, timeout=30))
-    client.sendall(data)
-    return client
+            yield application
 
 
 def all_of(client: socket.socket) -> bytes:
@@ -90,32 +87,30 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_request_above_a_limit_is_refused_and_reaches_no_application(
-    name: str, application: Application, stack: ExitStack
-):
+def test_a_request_above_a_limit_is_refused_and_reaches_no_application(name: str):
     data, status = REFUSED[name]
-    with served(application) as address:
-        answer = all_of(connected(stack, address, data))
+    with served() as server:
+        answer = all_of(server.connect(data))
     assert answer.startswith(b"HTTP/1.1 " + status)
     assert b"connection: close\r\n" in answer
-    assert application.paths == []
+    assert server.paths == []
 
 
-def test_a_request_below_the_limits_is_answered_and_the_connection_kept(application: Application, stack: ExitStack):
+def test_a_request_below_the_limits_is_answered_and_the_connection_kept():
     requests = (
         b"GET /long HTTP/1.1\r\nX: " + b"a" * 12_000 + b"\r\n\r\n",
         b"GET /many HTTP/1.1\r\n" + b"X: y\r\n" * 100 + b"\r\n",
         b"POST /empty HTTP/1.1\r\nContent-Length: 0\r\n\r\n",
     )
-    with served(application) as address:
-        client = connected(stack, address)
+    with served() as server:
+        client = server.connect()
         for number in range(12):
             client.sendall(requests[number % 3])
             answer = b""
             while not answer.endswith(b"\r\n\r\nok"):
                 answer += (piece := client.recv(1000))
                 assert piece, "the connection was closed"
-    assert application.paths == ["/long", "/many", "/empty"] * 4
+    assert server.paths == ["/long", "/many", "/empty"] * 4
 
 
 @pytest.mark.parametrize(
@@ -128,54 +123,52 @@ def test_a_request_below_the_limits_is_answered_and_the_connection_kept(applicat
     ],
     ids=["headers", "a header", "a path", "a body"],
 )
-def test_an_endless_request_is_read_up_to_the_limit(
-    beginning: bytes, piece: bytes, application: Application, stack: ExitStack
-):
+def test_an_endless_request_is_read_up_to_the_limit(beginning: bytes, piece: bytes):
     """What a client can send beyond that is in the buffers of the two sockets."""
     sent = 0
-    with served(application) as address:
-        client = connected(stack, address, beginning)
+    with served() as server:
+        client = server.connect(beginning)
         with suppress(ConnectionError):
             while sent < 256 * 1024 * 1024:
                 sent += client.send(piece)
     assert sent < 64 * 1024 * 1024
-    assert application.paths == []
+    assert server.paths == []
 
 
-def test_pipelined_requests_are_bounded(application: Application, stack: ExitStack):
-    with served(application) as address:
-        client = connected(stack, address)
+def test_pipelined_requests_are_bounded():
+    with served() as server:
+        client = server.connect()
         with suppress(ConnectionError):
             client.sendall(b"GET /never HTTP/1.1\r\n\r\n" + b"GET / HTTP/1.1\r\n\r\n" * 10_000)
         assert b"200 OK" not in all_of(client)
-    assert application.paths == ["/never"]
+    assert server.paths == ["/never"]
 
 
-def test_a_body_is_bounded_where_bodies_are_read(application: Application, stack: ExitStack):
+def test_a_body_is_bounded_where_bodies_are_read():
     chunk = b"1000\r\n" + b"a" * 4096 + b"\r\n"
-    with served(application, body_bytes=100_000) as address:
+    with served(body_bytes=100_000) as server:
         small = b"POST /read HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk * 20 + b"0\r\n\r\n"
-        connected(stack, address, small)
-        client = connected(stack, address, b"POST /read HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        server.connect(small)
+        client = server.connect(b"POST /read HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
         with suppress(ConnectionError):
             for _ in range(64 * 1024):
                 client.sendall(chunk)
             pytest.fail("the server reads endlessly")
-    assert application.paths == ["/read", "/read"]
+    assert server.paths == ["/read", "/read"]
 
 
-def test_endless_trailers_are_bounded(application: Application, stack: ExitStack):
-    with served(application, body_bytes=100_000_000) as address:
-        client = connected(stack, address, b"POST /never HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
+def test_endless_trailers_are_bounded():
+    with served(body_bytes=100_000_000) as server:
+        client = server.connect(b"POST /never HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
         with suppress(ConnectionError):
             for _ in range(64 * 1024):
                 client.sendall(b"X: y\r\n" * 1000)
             pytest.fail("the server reads endlessly")
 
 
-def test_a_slowly_sent_head_is_aborted(application: Application, stack: ExitStack):
-    with served(application, request_seconds=0.3) as address:
-        client = connected(stack, address, b"GET / HTTP/1.1\r\nX: ")
+def test_a_slowly_sent_head_is_aborted():
+    with served(request_seconds=0.3) as server:
+        client = server.connect(b"GET / HTTP/1.1\r\nX: ")
         client.settimeout(0.02)
         drops = 0
         while True:
@@ -189,32 +182,30 @@ def test_a_slowly_sent_head_is_aborted(application: Application, stack: ExitStac
                 break
             drops += 1
             assert drops < 3000, "the server waits endlessly"
-    assert application.paths == []
+    assert server.paths == []
 
 
 @pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1\r\n\r\n"], ids=["nothing asked", "kept after an answer"])
-def test_an_idle_connection_is_closed(data: bytes, application: Application, stack: ExitStack):
-    with served(application, request_seconds=0.2) as address:
-        answer = all_of(connected(stack, address, data))
+def test_an_idle_connection_is_closed(data: bytes):
+    with served(request_seconds=0.2) as server:
+        answer = all_of(server.connect(data))
     assert answer.endswith(b"ok") == bool(data)
 
 
-def test_a_connection_whose_answer_is_never_read_is_closed_after_a_while(application: Application, stack: ExitStack):
-    with served(application, answer_seconds=0.2) as address:
-        assert all_of(connected(stack, address, b"GET /never HTTP/1.1\r\n\r\n")) == b""
-    assert application.paths == ["/never"]
+def test_a_connection_whose_answer_is_never_read_is_closed_after_a_while():
+    with served(answer_seconds=0.2) as server:
+        assert all_of(server.connect(b"GET /never HTTP/1.1\r\n\r\n")) == b""
+    assert server.paths == ["/never"]
 
 
 @pytest.mark.parametrize("beginning", [b"", b"GET / HTTP/1.1\r\nX: ", b"GET /never HTTP/1.1\r\n\r\n"])
-def test_of_too_many_connections_the_oldest_is_closed_and_the_newest_answered(
-    beginning: bytes, application: Application, stack: ExitStack
-):
+def test_of_too_many_connections_the_oldest_is_closed_and_the_newest_answered(beginning: bytes):
     """Even if all of them are being answered, as with a client that reads nothing."""
-    with served(application) as address:
-        held = [connected(stack, address, beginning) for _ in range(4)]
+    with served() as server:
+        held = [server.connect(beginning) for _ in range(4)]
         if b"/never" in beginning:  # otherwise one with an unread request would count as idle
-            wait_until(lambda: len(application.paths) == 4, "all are being answered")
-        client = connected(stack, address, b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+            wait_until(lambda: len(server.paths) == 4, "all are being answered")
+        client = server.connect(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
         assert all_of(client).endswith(b"ok")
         assert all_of(held[0]) == b""
         held[1].settimeout(0.1)

@@ -20,31 +20,20 @@ from shipper.delivery.endpoint import ConnectionSettings, Endpoint
 from shipper.delivery.no_answer import Progress, Route, Stage, no_answer
 from shipper.model.errors import ConfigError
 from tests.certificates import VERSIONS, context_of, demanding
-from tests.servers import (
-    BannerListener,
-    ClosingListener,
-    Listener,
-    Origin,
-    Proxy,
-    SilentListener,
-    close,
-    stall,
-)
-from tests.stage.endpoints import DELIVERY, endpoint, failure, poll, post
-from tests.stage.loops import Run
+from tests.servers import BannerListener, ClosingListener, Listener, Origin, Proxy, SilentListener, close, stall
+from tests.stage.endpoints import DELIVERY, endpoint, failure, poll, post, reaching
+from tests.stage.loops import on_each_loop
 
 
-def test_a_trusted_certificate_is_accepted_and_the_connection_kept(run: Run, ca: Path, server_context: ssl.SSLContext):
-    async def main() -> None:
-        async with endpoint(origin.url, ca_bundle=ca) as used:
-            assert (await post(used)).body == b"{}"
-            assert (await post(used)).body == b"{}"
-
-    with Origin(context=server_context) as origin:
-        run(main)
+@on_each_loop
+async def test_a_trusted_certificate_is_accepted_and_the_connection_kept(ca: Path, server_context: ssl.SSLContext):
+    async with reaching(context=server_context, ca_bundle=ca) as (used, origin):
+        assert (await post(used)).body == b"{}"
+        assert (await post(used)).body == b"{}"
     assert (origin.accepted, len(origin.requests)) == (1, 2)
 
 
+@on_each_loop
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -54,8 +43,8 @@ def test_a_trusted_certificate_is_accepted_and_the_connection_kept(run: Run, ca:
         ("name", "Hostname mismatch, certificate is not valid for 'localhost'"),
     ],
 )
-def test_an_untrusted_certificate_is_a_setup_fault_and_nothing_is_sent(
-    run: Run, authority: trustme.CA, ca: Path, fault: str, words: str
+async def test_an_untrusted_certificate_is_a_setup_fault_and_nothing_is_sent(
+    authority: trustme.CA, ca: Path, fault: str, words: str
 ):
     context = {
         "unknown": lambda: context_of(trustme.CA(), "127.0.0.1"),
@@ -63,38 +52,31 @@ def test_an_untrusted_certificate_is_a_setup_fault_and_nothing_is_sent(
         "expired": lambda: context_of(authority, "127.0.0.1", not_after=datetime.datetime(2001, 1, 1)),
         "name": lambda: context_of(authority, "intake.example.com"),
     }[fault]()
-
-    async def main() -> None:
+    with Origin(context=context) as origin:
+        url = f"https://localhost:{origin.port}" if fault == "name" else origin.url
         async with endpoint(url, ca_bundle=ca) as used:
             for _ in range(2):
                 error = await failure(used)
                 assert (error.cause, error.is_tls, error.is_stale, error.was_sent) == ("tls", True, False, False)
                 assert f"the certificate of {url} is not trusted" in str(error)
                 assert words in str(error)
-
-    with Origin(context=context) as origin:
-        url = f"https://localhost:{origin.port}" if fault == "name" else origin.url
-        run(main)
     assert (origin.accepted, origin.requests) == (2, [])
 
 
+@on_each_loop
 @pytest.mark.parametrize("is_shown", [False, True], ids=["missing", "unknown"])
 @pytest.mark.parametrize("version", ["1.2", "1.3"])
-def test_a_missing_or_unknown_client_certificate_is_a_setup_fault(
-    run: Run, authority: trustme.CA, ca: Path, client: SimpleNamespace, version: str, is_shown: bool
+async def test_a_missing_or_unknown_client_certificate_is_a_setup_fault(
+    authority: trustme.CA, ca: Path, client: SimpleNamespace, version: str, is_shown: bool
 ):
     """In TLS 1.3 the client learns this only while it waits for the answer to its first request."""
-
-    async def main() -> None:
-        async with endpoint(origin.url, ca_bundle=ca, client_certificate=client.one if is_shown else None) as used:
-            for _ in range(2):
-                error = await failure(used)
-                assert (error.cause, error.is_tls, error.is_stale, error.was_sent) == ("tls", True, False, False)
-                assert "see intake.client_certificate" in str(error)
-
-    trusted = trustme.CA() if is_shown else authority
-    with Origin(context=demanding(context_of(authority, "127.0.0.1"), trusted, version)) as origin:
-        run(main)
+    context = demanding(context_of(authority, "127.0.0.1"), trustme.CA() if is_shown else authority, version)
+    shown = client.one if is_shown else None
+    async with reaching(context=context, ca_bundle=ca, client_certificate=shown) as (used, origin):
+        for _ in range(2):
+            error = await failure(used)
+            assert (error.cause, error.is_tls, error.is_stale, error.was_sent) == ("tls", True, False, False)
+            assert "see intake.client_certificate" in str(error)
     assert len(origin.handshake_errors) == 2
     assert is_shown or set(origin.handshake_errors) == {"PEER_DID_NOT_RETURN_A_CERTIFICATE"}
     assert origin.requests == []
@@ -109,9 +91,10 @@ def test_a_refused_client_has_certainly_sent_nothing_only_on_a_new_connection(is
     assert (error.cause, error.is_tls, error.was_sent) == ("tls", True, is_reused)
 
 
+@on_each_loop
 @pytest.mark.parametrize("is_announced", [False, True], ids=["cut", "announced"])
-def test_the_end_of_the_connection_ends_an_answer_only_if_tls_announces_it(
-    run: Run, ca: Path, server_context: ssl.SSLContext, is_announced: bool
+async def test_the_end_of_the_connection_ends_an_answer_only_if_tls_announces_it(
+    ca: Path, server_context: ssl.SSLContext, is_announced: bool
 ):
     """Otherwise the rest of the answer may have been cut off, such as "with errors"."""
 
@@ -124,17 +107,13 @@ def test_the_end_of_the_connection_ends_an_answer_only_if_tls_announces_it(
         else:
             close(connection)
 
-    async def main() -> None:
-        async with endpoint(origin.url, ca_bundle=ca) as used:
-            if is_announced:
-                assert (await post(used)).body == b"accepted"
-                return
-            error = await failure(used)
-            assert (error.cause, error.is_tls, error.is_stale) == ("remote_protocol_error", False, False)
-            assert "the connection was closed before the answer was complete" in str(error)
-
-    with Origin(reply, context=server_context) as origin:
-        run(main)
+    async with reaching(reply, context=server_context, ca_bundle=ca) as (used, _):
+        if is_announced:
+            assert (await post(used)).body == b"accepted"
+            return
+        error = await failure(used)
+        assert (error.cause, error.is_tls, error.is_stale) == ("remote_protocol_error", False, False)
+        assert "the connection was closed before the answer was complete" in str(error)
 
 
 @pytest.mark.parametrize("files", [("certificate", "key"), ("one", None)], ids=["two files", "one file"])
@@ -144,9 +123,9 @@ async def test_the_client_certificate_is_sent(
 ):
     certificate, key = files
     shown = {"client_certificate": getattr(client, certificate), "client_key": getattr(client, key) if key else None}
-    with Origin(context=demanding(context_of(authority, "127.0.0.1"), authority, version)) as origin:
-        async with endpoint(origin.url, ca_bundle=ca, **shown) as used:
-            assert (await post(used)).status == 202
+    context = demanding(context_of(authority, "127.0.0.1"), authority, version)
+    async with reaching(context=context, ca_bundle=ca, **shown) as (used, origin):
+        assert (await post(used)).status == 202
     assert origin.peers == ["the-client"]
 
 
@@ -157,24 +136,23 @@ async def test_a_renewed_client_certificate_is_read_again(authority: trustme.CA,
 
     path = tmp_path / "client.pem"
     write(trustme.CA())
-    with Origin(context=demanding(context_of(authority, "127.0.0.1"), authority, "1.2")) as origin:
-        async with endpoint(origin.url, ca_bundle=ca, client_certificate=path) as used:
-            assert (await failure(used)).is_tls
-            write(authority)
-            assert (await post(used)).status == 202
-            path.write_bytes(b"half of a ")
-            await used.aclose()
-            assert (await post(used)).status == 202, "the last usable certificate stays in use"
+    context = demanding(context_of(authority, "127.0.0.1"), authority, "1.2")
+    async with reaching(context=context, ca_bundle=ca, client_certificate=path) as (used, _):
+        assert (await failure(used)).is_tls
+        write(authority)
+        assert (await post(used)).status == 202
+        path.write_bytes(b"half of a ")
+        await used.aclose()
+        assert (await post(used)).status == 202, "the last usable certificate stays in use"
 
 
 async def test_a_changed_ca_bundle_is_read_again(ca: Path, server_context: ssl.SSLContext, tmp_path: Path):
     path = tmp_path / "ca.pem"
     trustme.CA().cert_pem.write_to_path(str(path))
-    with Origin(context=server_context) as origin:
-        async with endpoint(origin.url, ca_bundle=path) as used:
-            assert "see intake.ca_bundle" in str(await failure(used))
-            path.write_bytes(ca.read_bytes())
-            assert (await post(used)).status == 202
+    async with reaching(context=server_context, ca_bundle=path) as (used, _):
+        assert "see intake.ca_bundle" in str(await failure(used))
+        path.write_bytes(ca.read_bytes())
+        assert (await post(used)).status == 202
 
 
 async def test_an_older_tls_version_than_permitted_is_a_setup_fault(authority: trustme.CA, ca: Path):
@@ -190,27 +168,25 @@ async def test_an_older_tls_version_than_permitted_is_a_setup_fault(authority: t
     assert len(origin.requests) == 1
 
 
+@on_each_loop
 @pytest.mark.parametrize(
     ("peer", "cause"),
     [(BannerListener, "connect_error"), (ClosingListener, "connect_error"), (SilentListener, "connect_timeout")],
 )
-def test_a_handshake_that_fails_for_another_reason_is_a_temporary_fault(
-    run: Run, ca: Path, peer: type[Listener], cause: str
+async def test_a_handshake_that_fails_for_another_reason_is_a_temporary_fault(
+    ca: Path, peer: type[Listener], cause: str
 ):
-    async def main() -> None:
-        async with endpoint(
-            f"https://127.0.0.1:{server.port}", ca_bundle=ca, delivery={"connect_timeout_seconds": 0.2}
-        ) as used:
-            error = await failure(used)
-        assert (error.cause, error.is_tls, error.was_sent) == (cause, False, False)
-
     with peer() as server:
-        run(main)
+        url = f"https://127.0.0.1:{server.port}"
+        async with endpoint(url, ca_bundle=ca, delivery={"connect_timeout_seconds": 0.2}) as used:
+            error = await failure(used)
+    assert (error.cause, error.is_tls, error.was_sent) == (cause, False, False)
 
 
+@on_each_loop
 @pytest.mark.parametrize("is_behind_proxy", [False, True], ids=["direct", "behind a proxy"])
-def test_a_cancelled_handshake_leaves_no_connection_and_a_usable_endpoint(
-    run: Run, ca: Path, server_context: ssl.SSLContext, is_behind_proxy: bool
+async def test_a_cancelled_handshake_leaves_no_connection_and_a_usable_endpoint(
+    ca: Path, server_context: ssl.SSLContext, is_behind_proxy: bool
 ):
     class Slow(Origin):
         def _encrypted(self, connection: socket.socket) -> ssl.SSLSocket:
@@ -220,21 +196,18 @@ def test_a_cancelled_handshake_leaves_no_connection_and_a_usable_endpoint(
                 raise ConnectionAbortedError
             return super()._encrypted(connection)
 
-    async def main() -> None:
-        proxy = {"proxy": tunnel.url} if is_behind_proxy else {}
-        async with endpoint(origin.url, ca_bundle=ca, **proxy) as used:
-            async with anyio.create_task_group() as group:
-                group.start_soon(post, used)
-                await poll(lambda: begun)
-                group.cancel_scope.cancel()
-            await poll(lambda: origin.closed)
-            assert (await post(used)).status == 202
-
     begun: list[bytes] = []
     with Proxy() as tunnel, Slow(context=server_context) as origin:
         gc.disable()  # it must not be closed by garbage collection
         try:
-            run(main)
+            proxy = {"proxy": tunnel.url} if is_behind_proxy else {}
+            async with endpoint(origin.url, ca_bundle=ca, **proxy) as used:
+                async with anyio.create_task_group() as group:
+                    group.start_soon(post, used)
+                    await poll(lambda: begun)
+                    group.cancel_scope.cancel()
+                await poll(lambda: origin.closed)
+                assert (await post(used)).status == 202
         finally:
             gc.enable()
     assert len(origin.requests) == 1

@@ -21,13 +21,13 @@ from shipper.model.errors import ConfigError
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.tokens import CLIENT_ID, CLIENT_SECRET, DEFAULT_SCOPE, PASSWORD, USERNAME, TokenIssuer
 from tests.cases import each
+from tests.stage.loops import in_virtual_time
 from tests.stage.token_endpoint import (
     EPOCH,
     TokenEndpoint,
     answer,
     credentials,
     granted,
-    in_virtual_time,
     jwt_like,
     oauth2,
     password_grant,
@@ -108,33 +108,27 @@ async def test_both_grants_send_these_fields_and_no_others(settings: OAuth2Setti
         *[({"expires_in": nonsense}, 300) for nonsense in (None, "soon", "", "-1", "1e3", "٣", True, -1, 0, [5], {})],
     ],
 )
-def test_the_lifetime_is_parsed_leniently_and_counts_from_the_request(written: Any, lifetime_s: float):
-    async def main() -> None:
-        await anyio.sleep(1000)
-        token = await fetch(granted(**written), latency_s=3)
-        assert anyio.current_time() == 1003
-        assert token.expires_at == pytest.approx(1000 + lifetime_s)
-        assert token.wall_expires_at == pytest.approx(EPOCH + lifetime_s)
-        assert not token.is_used_when_expired
-
-    in_virtual_time(main)
+@in_virtual_time
+async def test_the_lifetime_is_parsed_leniently_and_counts_from_the_request(written: Any, lifetime_s: float):
+    await anyio.sleep(1000)
+    token = await fetch(granted(**written), latency_s=3)
+    assert anyio.current_time() == 1003
+    assert token.expires_at == pytest.approx(1000 + lifetime_s)
+    assert token.wall_expires_at == pytest.approx(EPOCH + lifetime_s)
+    assert not token.is_used_when_expired
 
 
 @pytest.mark.parametrize(("lifetime_s", "margin_s"), [(3600, 360), (600, 60), (300, 60), (120, 30), (5, 1.25)], ids=str)
 async def test_a_token_is_renewed_well_before_it_expires(lifetime_s: float, margin_s: float):
     token = await fetch(granted(expires_in=lifetime_s))
-    assert token.expires_at is not None
-    assert token.refresh_at is not None
     assert token.expires_at - token.refresh_at == pytest.approx(margin_s)
 
 
-def test_a_token_that_has_already_expired_is_refused():
-    async def main() -> None:
-        with pytest.raises(NoTokenError, match="took longer than the token is valid") as caught:
-            await fetch(granted(expires_in=5), latency_s=5)
-        assert caught.value.reason == "token_endpoint"
-
-    in_virtual_time(main)
+@in_virtual_time
+async def test_a_token_that_has_already_expired_is_refused():
+    with pytest.raises(NoTokenError, match="took longer than the token is valid") as caught:
+        await fetch(granted(expires_in=5), latency_s=5)
+    assert caught.value.reason == "token_endpoint"
 
 
 @pytest.mark.parametrize("token_type", ["Bearer", "bearer", "BEARER"])
@@ -237,14 +231,12 @@ async def test_no_answer_is_a_fault_of_the_endpoint():
     assert error.message == "cannot connect to https://login.example.com; check intake.oauth2.token_url"
 
 
-def test_a_hung_endpoint_is_abandoned_after_half_a_minute():
-    async def main() -> None:
-        error = await refusal(None)
-        assert anyio.current_time() == 30
-        assert error.reason == "token_endpoint"
-        assert "did not answer within 30 s" in error.message
-
-    in_virtual_time(main)
+@in_virtual_time
+async def test_a_hung_endpoint_is_abandoned_after_half_a_minute():
+    error = await refusal(None)
+    assert anyio.current_time() == 30
+    assert error.reason == "token_endpoint"
+    assert "did not answer within 30 s" in error.message
 
 
 def test_missing_secrets_of_the_client_are_found_at_the_start():

@@ -15,7 +15,7 @@ from shipper.model.records import Chunk
 from shipper.pipeline import settlement
 from shipper.pipeline.pipeline import Pipeline
 from tests.fakes import OK, answer
-from tests.stage.pipelines import Source, accounted_store, pipeline_of, running, settings, until
+from tests.stage.pipelines import Maker, Source, running, until
 from tests.unit.test_codec import line
 
 REFUSED = answer(400)
@@ -44,20 +44,14 @@ class Service:
     async def aclose(self) -> None: ...
 
 
-@pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
-    def make(source: Source, service: Service) -> Pipeline:
-        made = settings(senders=2, batch_linger_seconds=0.0, batch_max_events=1)
-        return pipeline_of(monkeypatch, made, source, store, repeat(service))
-
-    with accounted_store(tmp_path) as store:
-        yield make
+def make_for(make: Maker, service: Service, source: Source) -> Pipeline:
+    return make(source, endpoints=repeat(service), senders=2, batch_linger_seconds=0.0, is_one_shot=True)
 
 
-async def ship(make: Any, service: Service, *chunks: bytes, is_open: bool) -> Pipeline:
+async def ship(make: Maker, service: Service, *chunks: bytes, is_open: bool) -> Pipeline:
     """Ship; the first answer comes when everything is read. An open input ends when everything is settled."""
     source = Source(chunks, is_followed=is_open)
-    pipeline: Pipeline = make(source, service)
+    pipeline = make_for(make, service, source)
     records = sum(chunk.count(b"\n") for chunk in chunks)
     async with running(pipeline):
         await service.asked.wait()
@@ -72,7 +66,7 @@ async def ship(make: Any, service: Service, *chunks: bytes, is_open: bool) -> Pi
 
 
 @pytest.mark.parametrize("ticks", range(12))
-async def test_a_record_read_at_the_moment_of_the_answer_is_not_lost(make: Any, ticks: int):
+async def test_a_record_read_at_the_moment_of_the_answer_is_not_lost(make: Maker, ticks: int):
     class FedAtTheAnswer(Source):
         async def run(self, chunks_tx: Any) -> None:
             send = chunks_tx.send
@@ -89,7 +83,7 @@ async def test_a_record_read_at_the_moment_of_the_answer_is_not_lost(make: Any, 
 
     service = Service(OK)
     source = FedAtTheAnswer([OF_ONE, OTHER])
-    pipeline: Pipeline = make(source, service)
+    pipeline = make_for(make, service, source)
     async with running(pipeline):
         await until(lambda: pipeline.totals.read == 4)
         service.go.set()
@@ -98,7 +92,7 @@ async def test_a_record_read_at_the_moment_of_the_answer_is_not_lost(make: Any, 
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-async def test_after_an_acceptance_the_others_are_duplicates_and_never_sent(make: Any, is_open: bool):
+async def test_after_an_acceptance_the_others_are_duplicates_and_never_sent(make: Maker, is_open: bool):
     service = Service(OK)
     pipeline = await ship(make, service, OF_ONE, is_open=is_open)
     assert service.consumers == [[1]]
@@ -106,7 +100,7 @@ async def test_after_an_acceptance_the_others_are_duplicates_and_never_sent(make
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-async def test_after_a_refusal_the_next_record_is_sent_and_the_others_wait_for_its_answer(make: Any, is_open: bool):
+async def test_after_a_refusal_the_next_record_is_sent_and_the_others_wait_for_its_answer(make: Maker, is_open: bool):
     service = Service(REFUSED, REFUSED, OK)
     pipeline = await ship(make, service, OF_ONE, is_open=is_open)
     assert service.consumers == [[1], [2], [3]], "the records were not sent in order"
@@ -114,7 +108,7 @@ async def test_after_a_refusal_the_next_record_is_sent_and_the_others_wait_for_i
     assert (totals.accepted, totals.dead_lettered, totals.duplicates) == (1, 2, 1)
 
 
-async def test_a_later_record_does_not_overtake_a_waiting_one_which_delays_no_other(make: Any):
+async def test_a_later_record_does_not_overtake_a_waiting_one_which_delays_no_other(make: Maker):
     service = Service(REFUSED, OK)
     middle = len(OF_ONE) // 2
     pipeline = await ship(make, service, OF_ONE[:middle], OTHER, OF_ONE[middle:], is_open=True)
@@ -122,11 +116,11 @@ async def test_a_later_record_does_not_overtake_a_waiting_one_which_delays_no_ot
     assert (pipeline.totals.accepted, pipeline.totals.dead_lettered, pipeline.totals.duplicates) == (2, 1, 2)
 
 
-async def test_waiting_records_may_fill_the_whole_room(make: Any, monkeypatch: pytest.MonkeyPatch):
+async def test_waiting_records_may_fill_the_whole_room(make: Maker, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(settlement, "MAX_HELD_BYTES", 4_000)
     service = Service(OK)
     source = Source([OF_ONE, OTHER])
-    pipeline = make(source, service)
+    pipeline = make_for(make, service, source)
     async with running(pipeline):
         await service.asked.wait()
         await until(lambda: pipeline.totals.read == 2)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
 import anyio
 import msgspec
-import trio
 from structlog.typing import EventDict
-from trio.testing import MockClock
 
 from shipper.config.secrets import LiteralSecret, Secret
 from shipper.config.settings import DeliverySettings, EndpointSettings, OAuth2Settings
@@ -21,11 +19,6 @@ from shipper.delivery.endpoint import ConnectionSettings, NoAnswerError
 
 EPOCH = 1_700_000_000.0
 TOKEN_URL = "https://login.example.com/token"
-
-
-def in_virtual_time(main: Callable[[], Awaitable[None]]) -> None:
-    """Run on a clock that jumps to the next event; threads and programs are not supported."""
-    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 def wall_time() -> float:

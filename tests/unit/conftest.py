@@ -1,13 +1,21 @@
-"""A folder, a store, and a follower that a test starts."""
+"""A store, and a folder with a store and a follower that a test starts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from shipper.state.store import Store
 from tests.unit.follower_bench import Bench
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with closing(Store(tmp_path)) as store:
+        yield store
 
 
 @pytest.fixture

@@ -78,6 +78,10 @@ class Bench:
     def stop(self) -> None:
         self.follower.files.close_all()
 
+    def restart(self, *names: str, **changes: Any) -> Follower:
+        self.stop()
+        return self.start(*(names or self.names), **changes)
+
     def rename_patterns(self, *names: str) -> None:
         """Change the patterns, like SIGHUP."""
         self.names = names
@@ -117,9 +121,7 @@ class Bench:
         return take_snapshot(load_settings(config_path=None, environ={}, flags=flags), at)
 
     def status(self, at: float) -> Overview:
-        state = self.snapshot(at).state
-        assert state is not None
-        return state
+        return self.snapshot(at).state
 
     def is_delivered(self, until: float) -> bool:
         return self.snapshot(until).is_delivered(until)

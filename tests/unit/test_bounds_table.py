@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -37,7 +38,7 @@ from shipper.delivery.waits import requested_wait_s
 from shipper.model.errors import ShipperError
 from shipper.model.framing import LINES, BatchElements, CsvRows, Framing, csv_rows, sniff
 from shipper.model.printable import printable, printable_json
-from shipper.model.records import Batch, Chunk, EncodedChunk, Span, Stream
+from shipper.model.records import Batch, EncodedChunk, Span, Stream
 from shipper.model.wire import BODY_HEAD, BODY_TAIL
 from shipper.pipeline.batching import Batcher
 from shipper.report.document import read_report
@@ -53,6 +54,7 @@ from shipper.state.affiliates import affiliate_namer, are_identifiers
 from shipper.state.letters import consumer_id_of, whole_number
 from shipper.system.addresses import host_of
 from tests.cases import each
+from tests.unit.test_codec import chunk_of, pieces_of
 
 PACKAGE = str(Path(shipper.__file__).parent)
 TABLE = Path(__file__).parents[2] / "docs" / "security.md"
@@ -162,13 +164,9 @@ def looked_at(form: InputForm, *, looks: int = 1) -> Callable[[bytes], int]:
 def encoded(framing: Framing = LINES, *, room_bytes: int = 1 << 20, **settings: Any) -> Callable[[bytes], object]:
     def read(data: bytes) -> None:
         codec = Codec(RecordsSettings(**settings), max_record_bytes=1 << 18)
-        stream = Stream(stream_id=1, kind="file", path="x", framing=framing)
-        chunk = Chunk(stream=stream, start_offset=1, end_offset=1 + len(data), data=data)
-        offset = 1
-        while offset < chunk.end_offset:
-            piece = codec.encode(chunk, offset, room_events=10_000, room_bytes=room_bytes, latest=ANY_TIME)
-            assert piece is not None
-            offset = piece.span.end_offset
+        chunk = chunk_of(data, start=1, framing=framing)
+        room = {"room_events": 10_000, "room_bytes": room_bytes}
+        deque(pieces_of(codec, chunk, **room, latest=ANY_TIME), maxlen=0)
 
     return read
 

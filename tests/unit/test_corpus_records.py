@@ -12,10 +12,10 @@ import pytest
 from shipper.codec.codec import Codec
 from shipper.codec.judge import Judge
 from shipper.codec.rules import FIELD_RULES, MESSAGES
-from shipper.model.records import Chunk, EncodedChunk, Rejection, Stream
+from shipper.model.records import EncodedChunk, Rejection
 from tests.cases import each
 from tests.corpus import ENTRIES, LATEST, Entry, Mode, Neighbour, Outcome
-from tests.unit.test_codec import joined
+from tests.unit.test_codec import chunk_of, joined, pieces_of
 
 START = 5000
 BROKEN = b"no JSON"
@@ -38,17 +38,8 @@ each_entry = each("entry", ENTRIES)
 
 
 def encode(codec: Codec, lines: Sequence[bytes], start: int) -> EncodedChunk:
-    data = b"\n".join(lines) + b"\n"
-    stream = Stream(stream_id=1, kind="file", path="x")
-    chunk = Chunk(stream=stream, start_offset=start, end_offset=start + len(data), data=data)
-    pieces = []
-    while not pieces or pieces[-1].span.end_offset < chunk.end_offset:
-        offset = pieces[-1].span.end_offset if pieces else start
-        encoded = codec.encode(chunk, offset, room_events=1000, room_bytes=1 << 24, latest=LATEST)
-        assert encoded is not None
-        pieces.append(encoded)
-    piece = joined(pieces)
-    assert (piece.span.start_offset, piece.span.end_offset) == (start, chunk.end_offset)
+    chunk = chunk_of(b"\n".join(lines) + b"\n", start=start)
+    piece = joined(list(pieces_of(codec, chunk, room_bytes=1 << 24, latest=LATEST)))
     assert piece.span.unsettled == len(piece.event_ids) == len(piece.consumer_ids)
     assert piece.span.read == len(piece.event_ids) + len(piece.span.rejections)
     return piece

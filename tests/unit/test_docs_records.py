@@ -10,9 +10,9 @@ from typing import NamedTuple
 from shipper.codec.codec import Codec
 from shipper.codec.rules import FIELD_RULES
 from shipper.config.settings import RecordsSettings
-from shipper.model.records import Chunk, EncodedChunk, Stream
+from shipper.model.records import EncodedChunk
 from tests.cases import each
-from tests.unit.test_codec import LATEST, event
+from tests.unit.test_codec import chunk_of, event, pieces_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "records.md"
 
@@ -48,12 +48,8 @@ def encode(field: str, value: str, mode: str = "normalize") -> EncodedChunk:
     document.pop(field)
     if value != "absent":
         document[field] = json.loads(value)
-    data = json.dumps(document).encode() + b"\n"
-    stream = Stream(stream_id=1, kind="file", path="x")
-    chunk = Chunk(stream=stream, start_offset=0, end_offset=len(data), data=data)
     codec = Codec(RecordsSettings(mode=mode), max_record_bytes=10_000)
-    piece = codec.encode(chunk, 0, room_events=10, room_bytes=10_000, latest=LATEST)
-    assert piece is not None
+    (piece,) = pieces_of(codec, chunk_of(json.dumps(document).encode()))
     return piece
 
 

@@ -78,14 +78,14 @@ def test_the_admin_address_of_a_pod_is_open_only_to_scrapes(path: Path, tmp_path
     assert named.keys() == ports.keys(), "what no rule names is closed"
     listen = settings_of(path, tmp_path).admin.listen
     for name, sources in named.items():
-        assert bool(sources) == listen.endswith(f":{ports[name]}"), name
+        assert bool(sources) == listen.endswith(f":{ports[name]}") == (name == "shipper-admin"), name
+        assert not sources or f"regex: {name}\n" in (CONFIG / "prometheus/prometheus.yml").read_text()
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
 def test_all_files_named_in_the_settings_of_a_pod_are_mounted(path: Path, tmp_path: Path):
     """Each path lies below a mount, the state below a writable one; secrets have the mode that fsGroup makes."""
     settings = settings_of(path, tmp_path)
-    assert settings.intake
     secrets = [settings.intake.subscription_key, settings.intake.token]
     secrets += [settings.input.kafka.password] if settings.input.kafka else []
     container = shipper_container(path)

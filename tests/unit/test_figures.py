@@ -25,7 +25,7 @@ from tests.cases import each
 
 DEAL = Deal(seed=1, account_id=1001, brand_id=11, source_id=50121)
 DEALS = [Deal(7, 1001, brand_id, source_id) for brand_id, source_id in product(BRANDS, MARKETING_SOURCES)]
-DAY = date(2026, 1, 15)
+DAY, A_DAY = date(2026, 1, 15), timedelta(days=1)
 YEAR = [date(2026, 1, 1) + timedelta(days=day) for day in range(365)]
 PERIODS = [(date(2026, 1, 1), date(2026, 1, 31)), (date(2025, 11, 17), date(2026, 3, 2)), (DAY, DAY)]
 
@@ -46,27 +46,24 @@ def returning_customers(made: wire.MarketingSource) -> Decimal:
     return made.deposits.returning_depositing_customers.customers.result
 
 
+def parts(*pairs: wire.AmountPair) -> list[Decimal]:
+    return [number for pair in pairs for number in (pair.result, pair.adjustment)]
+
+
 def counts(made: wire.MarketingSource) -> list[Decimal]:
-    deposits = made.deposits
-    pairs = [
-        *(made.active_customers, made.conversions.qualified_conversions),
-        *(deposits.new_depositing_customers.customers, deposits.returning_depositing_customers.customers),
-    ]
-    return [made.conversions.clicks, *(number for pair in pairs for number in (pair.result, pair.adjustment))]
+    new, returning = made.deposits.new_depositing_customers, made.deposits.returning_depositing_customers
+    pairs = (made.active_customers, made.conversions.qualified_conversions, new.customers, returning.customers)
+    return [made.conversions.clicks, *parts(*pairs)]
 
 
 def money(made: wire.MarketingSource) -> list[Decimal]:
-    deposits = made.deposits
-    pairs = [
-        *(made.net_revenue, made.rev_share, made.cpa_revenue, made.fees),
-        *(deposits.new_depositing_customers.amount, deposits.returning_depositing_customers.amount),
-    ]
-    return [made.outgoing_balance, *(number for pair in pairs for number in (pair.result, pair.adjustment))]
+    new, returning = made.deposits.new_depositing_customers, made.deposits.returning_depositing_customers
+    pairs = (made.net_revenue, made.rev_share, made.cpa_revenue, made.fees, new.amount, returning.amount)
+    return [made.outgoing_balance, *parts(*pairs)]
 
 
 def additive(made: wire.MarketingSource) -> list[Decimal]:
-    customers = made.deposits.new_depositing_customers.customers
-    return [made.conversions.clicks, customers.result, customers.adjustment, *money(made)]
+    return [made.conversions.clicks, *parts(made.deposits.new_depositing_customers.customers), *money(made)]
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +92,7 @@ def test_figures_of_a_seed_do_not_change_between_releases():
         (DEAL._replace(account_id=1002), DAY, {}),
         (DEAL._replace(brand_id=12), DAY, {}),
         (DEAL._replace(source_id=50234), DAY, {}),
-        (DEAL, DAY + timedelta(days=1), {}),
+        (DEAL, DAY + A_DAY, {}),
         (DEAL, DAY, {DAY: 1}),
         (DEAL, DAY, {DAY: 2}),
     ],
@@ -108,7 +105,7 @@ def test_each_revision_of_a_day_has_other_figures():
     assert len({tuple(money(figures(DEAL, DAY, DAY, {DAY: times}))) for times in range(5)}) == 5
 
 
-@pytest.mark.parametrize("restated", [{DAY: 0}, {DAY + timedelta(days=1): 1}, {DAY - timedelta(days=1): 1}])
+@each("restated", [{DAY: 0}, {DAY + A_DAY: 1}, {DAY - A_DAY: 1}])
 def test_a_day_is_changed_only_by_its_own_revisions(restated):
     assert figures(DEAL, DAY, DAY, restated) == figures(DEAL, DAY, DAY)
 
@@ -137,10 +134,8 @@ def test_customers_and_amounts_come_together(year):
 
 def test_revenue_share_is_its_share_of_a_positive_net_revenue_and_never_below_zero(year):
     for made in year:
-        for share, net in (
-            (made.rev_share.result, made.net_revenue.result),
-            (made.rev_share.total, made.net_revenue.total),
-        ):
+        earned, revenue = made.rev_share, made.net_revenue
+        for share, net in ((earned.result, revenue.result), (earned.total, revenue.total)):
             assert 0 <= max(net, Decimal(0)) * REVENUE_SHARE_PERCENT / 100 - share < Decimal("0.0001")
     assert 0.1 < sum(made.net_revenue.result < 0 for made in year) / len(year) < 0.4
 
@@ -199,14 +194,7 @@ def test_longer_period_has_no_fewer_returning_customers():
     assert found == sorted(found)
 
 
-@pytest.mark.parametrize(
-    ("start", "end"),
-    [
-        (date.min, FIRST_DAY - timedelta(days=1)),
-        (LAST_DAY + timedelta(days=1), date.max),
-        (DAY, DAY - timedelta(days=1)),
-    ],
-)
+@each(("start", "end"), [(date.min, FIRST_DAY - A_DAY), (LAST_DAY + A_DAY, date.max), (DAY, DAY - A_DAY)])
 def test_period_without_days_has_zeros_of_the_same_form(start, end):
     made = figures(DEAL, start, end)
     assert [str(number) for number in counts(made)] == ["0"] * 9

@@ -51,19 +51,23 @@ def test_a_file_that_left_is_closed_after_the_rotate_wait(bench: Bench, leave: C
     assert not bench.follower.files
 
 
-def test_a_known_file_that_leaves_and_returns_is_resumed(bench: Bench):
-    path = bench.write("a.log", lines(0, 100))
-    settle(bench.store, bench.look(1.0))
-    bench.stop()
-    bench.start()
-    bench.write("a.log", lines(100, 200))
-    chunks = bench.look(2.0)
-    assert b"".join(chunk.data for chunk in chunks) == lines(100, 200)
-    settle(bench.store, chunks)
+def return_after_the_wait(bench: Bench, path: Path) -> None:
+    """Let a file leave until it is closed, and return."""
     leave_by_rename(path)
     bench.look(2.0 + ROTATE_WAIT_S)
     assert not bench.follower.files
     path.with_suffix(".old").rename(path)
+
+
+def test_a_known_file_that_leaves_and_returns_is_resumed(bench: Bench):
+    path = bench.write("a.log", lines(0, 100))
+    settle(bench.store, bench.look(1.0))
+    bench.restart()
+    bench.write("a.log", lines(100, 200))
+    chunks = bench.look(2.0)
+    assert b"".join(chunk.data for chunk in chunks) == lines(100, 200)
+    settle(bench.store, chunks)
+    return_after_the_wait(bench, path)
     bench.write("a.log", lines(200, 210))
     assert bench.read(20.0) == lines(200, 210)
 
@@ -94,8 +98,7 @@ def test_a_file_that_starts_with_a_hole_is_read_after_it(bench: Bench):
 
 
 def test_many_files_are_followed_with_few_of_them_open(bench: Bench):
-    bench.stop()
-    follower = bench.start(max_open=3)
+    follower = bench.restart(max_open=3)
     names = [f"{number}.log" for number in range(10)]
     for turn in range(4):
         for name in names:
@@ -108,8 +111,7 @@ def test_many_files_are_followed_with_few_of_them_open(bench: Bench):
 
 
 def test_with_many_files_a_deleted_file_is_not_closed_before_its_end_is_read(bench: Bench):
-    bench.stop()
-    bench.start(max_open=1)
+    bench.restart(max_open=1)
     path = bench.write("a.log", lines(0, 3))
     assert bench.read(1.0) == lines(0, 3)
     bench.write("a.log", lines(3, 6))
@@ -122,10 +124,7 @@ def test_with_many_files_a_deleted_file_is_not_closed_before_its_end_is_read(ben
 def test_a_file_that_leaves_and_returns_with_pending_records_is_resumed(bench: Bench):
     path = bench.write("a.log", lines(0, 10))
     assert bench.read(1.0) == lines(0, 10)
-    leave_by_rename(path)
-    bench.look(2.0 + ROTATE_WAIT_S)
-    assert not bench.follower.files
-    path.with_suffix(".old").rename(path)
+    return_after_the_wait(bench, path)
     bench.write("a.log", lines(10, 20))
     assert bench.read(20.0) == lines(10, 20)
 
@@ -193,9 +192,8 @@ def test_a_look_that_finds_unread_data_does_not_update_settled_until(bench: Benc
     assert settled_until(bench) == 200.0
 
 
-def test_a_file_closed_for_others_is_known_to_be_unchanged(tmp_path: Path):
-    bench = Bench(tmp_path)
-    bench.start(max_open=1)
+def test_a_file_closed_for_others_is_known_to_be_unchanged(bench: Bench):
+    bench.restart(max_open=1)
     bench.write("a.log", lines(0, 10))
     settle(bench.store, read_overview(bench, 100.0))
     bench.write("b.log", lines(0, 10))
@@ -206,8 +204,6 @@ def test_a_file_closed_for_others_is_known_to_be_unchanged(tmp_path: Path):
     read_overview(bench, 500.0)
     until = {Path(stream.path).name: stream.settled_until for stream in bench.store.streams.load("file")}
     assert until["a.log"] == 300.0
-    bench.stop()
-    bench.store.close()
 
 
 def test_what_a_replacement_adds_to_a_file_is_not_delivered_before_it_is_settled(bench: Bench):
@@ -243,33 +239,37 @@ def test_the_last_save_updates_settled_until_of_quiet_files(bench: Bench):
     assert settled_until(bench) == 200.0
 
 
+def copy_to(path: Path, suffix: str) -> None:
+    """Copy or compress a file beside itself."""
+    data = path.read_bytes()
+    path.with_name(f"{path.name}{suffix}").write_bytes(gzip.compress(data) if suffix == ".gz" else data)
+
+
+def read_later(bench: Bench) -> bytes:
+    """Look twice while the service is away, so that nobody reads; then read what there is."""
+    for now in (3.0, 4.0):
+        bench.follower.scan(bench.follower.find(), now)
+    return b"".join(bench.read(float(now)) for now in range(5, 40))
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".copy"])
 def test_a_file_copied_before_its_first_read_is_read_once(bench: Bench, suffix: str):
-    bench.stop()
-    follower = bench.start("*.log*")
+    follower = bench.restart("*.log*")
     path = bench.write("a.log", lines(0, 200))
     follower.scan(follower.find(), 1.0)  # opened; the service is away, so nobody reads
     old = path.rename(path.with_name("a.log.1"))
     follower.scan(follower.find(), 2.0)
-    data = old.read_bytes()
-    old.with_name(f"a.log.1{suffix}").write_bytes(gzip.compress(data) if suffix == ".gz" else data)
+    copy_to(old, suffix)
     old.unlink()
-    read = b""
-    for now in range(3, 40):
-        follower.scan(follower.find(), float(now))
-        if now > 4:
-            read += b"".join(chunk.data for chunk in follower.files.read(float(now)))
-    assert read == lines(0, 200)
+    assert read_later(bench) == lines(0, 200)
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".copy"])
 @pytest.mark.parametrize("reads_at", [1, 4])
 def test_a_copy_found_together_with_its_original_is_not_read(bench: Bench, suffix: str, reads_at: int):
-    bench.stop()
-    follower = bench.start("*.log*")
+    follower = bench.restart("*.log*")
     original = bench.write("a.log.1", lines(0, 200))
-    data = original.read_bytes()
-    original.with_name(f"a.log.1{suffix}").write_bytes(gzip.compress(data) if suffix == ".gz" else data)
+    copy_to(original, suffix)
     read = b""
     for now in range(1, 40):
         follower.scan(follower.find(), float(now))
@@ -282,21 +282,15 @@ def test_a_copy_found_together_with_its_original_is_not_read(bench: Bench, suffi
 
 @pytest.mark.parametrize("suffix", [".gz", ".copy"])
 def test_a_file_copied_after_an_unnoticed_truncation_is_read_once(bench: Bench, suffix: str):
-    bench.stop()
-    follower = bench.start("*.log*")
+    bench.restart("*.log*")
     path = bench.write("a.log", lines(0, 200))
     read = bench.read(1.0)
-    path.with_name("a.log.1").write_bytes(path.read_bytes())
+    copy_to(path, ".1")
     bench.write("a.log", lines(200, 300), mode="wb")
     old = path.rename(path.with_name("a.log.2"))
-    data = old.read_bytes()
-    old.with_name(f"a.log.2{suffix}").write_bytes(gzip.compress(data) if suffix == ".gz" else data)
+    copy_to(old, suffix)
     old.unlink()
-    for now in range(3, 40):
-        follower.scan(follower.find(), float(now))
-        if now > 4:
-            read += b"".join(chunk.data for chunk in follower.files.read(float(now)))
-    assert sorted(read.splitlines()) == lines(0, 300).splitlines()
+    assert sorted((read + read_later(bench)).splitlines()) == lines(0, 300).splitlines()
 
 
 def test_a_pattern_is_not_reported_as_unmatched_if_its_files_were_completed(bench: Bench):
@@ -310,7 +304,6 @@ def test_a_pattern_is_not_reported_as_unmatched_if_its_files_were_completed(benc
     file.unlink()
     bench.ship(2.0)
     assert follower.backlog.unmatched == [csv + none]
-    bench.stop()
 
 
 def test_a_pattern_is_reported_as_unmatched_if_its_files_were_removed_otherwise(bench: Bench):
@@ -321,7 +314,6 @@ def test_a_pattern_is_reported_as_unmatched_if_its_files_were_removed_otherwise(
     file.unlink()
     bench.ship(2.0)
     assert follower.backlog.unmatched == [f"no file matches {bench.folder}/*.log: {bench.folder} has no files yet"]
-    bench.stop()
 
 
 def test_new_patterns_are_searched_before_they_are_reported(bench: Bench):
@@ -332,7 +324,6 @@ def test_new_patterns_are_searched_before_they_are_reported(bench: Bench):
     bench.ship(1.0)
     assert follower.backlog.has_scanned
     assert follower.backlog.unmatched == [f"no file matches {bench.folder}/*.csv: {bench.folder} has no files yet"]
-    bench.stop()
 
 
 @pytest.mark.parametrize("name", ["old.log", "a.log.1"])

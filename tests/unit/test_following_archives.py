@@ -61,11 +61,20 @@ def records(first: int, count: int) -> bytes:
     return b"".join(b'{"n":%07d}\n' % number for number in range(first, first + count))
 
 
+def pack_gzip(data: bytes) -> bytes:
+    return gzip.compress(data, 1)
+
+
+def write(bench: Bench, name: str, first: int, mib: int, pack: Callable[[bytes], bytes] = pack_gzip) -> str:
+    """Write an archive of ten records, with so much between them that it takes many turns; return its name."""
+    bench.write(name, pack(records(first, 5) + BLANKS * mib + records(first + 100, 5)))
+    return name
+
+
 def test_each_of_many_archives_is_read_once(bench: Bench):
-    for number in range(20):
-        bench.write(f"{number}.log", gzip.compress(records(number, 5) + BLANKS * number + records(100 + number, 5), 1))
+    names = [write(bench, f"{number}.log", number, number) for number in range(20)]
     bench.start()
-    assert read(bench) == {f"{number}.log": 10 for number in range(20)}
+    assert read(bench) == dict.fromkeys(names, 10)
 
 
 def test_many_small_archives_are_read_together(bench: Bench):
@@ -109,9 +118,7 @@ def test_a_small_archive_does_not_wait_for_one_with_a_slow_start(bench: Bench):
 
 
 def test_a_small_archive_does_not_wait_for_large_ones(bench: Bench):
-    large = [f"{number}.log" for number in range(3)]
-    for number, name in enumerate(large):
-        bench.write(name, gzip.compress(records(number, 5) + BLANKS * (LARGE >> 20) + records(100 + number, 5), 1))
+    large = [write(bench, f"{number}.log", number, LARGE >> 20) for number in range(3)]
     bench.start()
     files = bench.follower.files
     found = read(bench, until=lambda _: any(each.reader.content.size() >= LARGE // 2 for each in files))
@@ -123,19 +130,17 @@ def test_a_small_archive_does_not_wait_for_large_ones(bench: Bench):
 
 
 def test_an_archive_with_an_endless_line_does_not_block_others(bench: Bench):
-    bench.write("large.log", gzip.compress(records(0, 5) + BLANKS * 60 + records(100, 5), 1))
+    write(bench, "large.log", 0, 60)
     bench.start()
-    files = bench.follower.files
-    found = read(bench, until=lambda _: any(each.reader.offset >= LARGE for each in files))
+    found = read(bench, until=lambda _: any(each.reader.offset >= LARGE for each in bench.follower.files))
     bench.write("line.log", gzip.compress(b" " * (3 * LARGE) + b"\n" + records(1000, 5), 1))
     assert found + read(bench) == {"large.log": 10, "line.log": 5}
 
 
 @pytest.mark.parametrize("pack", [pack_xz, zstd.compress], ids=["xz", "zstd"])
 def test_only_one_window_is_large_even_while_files_are_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes]
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes]
 ):
-    bench = Bench(tmp_path)
     decompressed, seen, count_step = Counter[str](), WeakSet[Archive](), Archive._count_step
 
     def check(archive: Archive, length: int) -> None:
@@ -145,10 +150,10 @@ def test_only_one_window_is_large_even_while_files_are_compared(
         assert sum(each._decompressor is not None and each._end > WIDE for each in seen) <= 1
 
     monkeypatch.setattr(Archive, "_count_step", check)
-    bench.write("0.log", pack(records(0, 5) + BLANKS * 30 + records(100, 5)))
+    write(bench, "0.log", 0, 30, pack)
     bench.start()
     assert read(bench) == {"0.log": 10}
-    bench.write("1.log", pack(records(50, 5) + BLANKS * 60 + records(150, 5)))
+    write(bench, "1.log", 50, 60, pack)
     files = bench.follower.files
     found = read(
         bench, until=lambda _: any(each.reader.path.name == "1.log" and each.reader.offset >= LARGE for each in files)
@@ -158,18 +163,13 @@ def test_only_one_window_is_large_even_while_files_are_compared(
     assert found + read(bench) == dict.fromkeys(["1.log", "2.log", "3.log"], 10)
     compared = max(decompressed["2.log"], decompressed["3.log"])
     assert 40 << 20 < compared < 160 << 20, "compared once, and begun again a few times"
-    bench.stop()
-    bench.store.close()
 
 
 def test_the_large_archive_read_least_goes_first(bench: Bench):
-    large = [f"{number}.log" for number in range(3)]
-    for number, name in enumerate(large):
-        bench.write(name, gzip.compress(records(number, 5) + BLANKS * 60 + records(100 + number, 5), 1))
+    large = [write(bench, f"{number}.log", number, 60) for number in range(3)]
     bench.start()
-    files = bench.follower.files
-    found = read(bench, until=lambda _: any(each.reader.offset >= LARGE for each in files))
-    bench.write("smaller.log", gzip.compress(BLANKS * 6 + records(1000, 5), 1))
+    found = read(bench, until=lambda _: any(each.reader.offset >= LARGE for each in bench.follower.files))
+    bench.write("smaller.log", pack_gzip(BLANKS * 6 + records(1000, 5)))
     found += read(bench, until=lambda found: bool(found["smaller.log"]))
     assert all(found[name] == 5 for name in large), "each of the large ones is still to be read"
     assert found + read(bench) == {"smaller.log": 5, **dict.fromkeys(large, 10)}
@@ -177,11 +177,10 @@ def test_the_large_archive_read_least_goes_first(bench: Bench):
 
 def test_a_smaller_archive_waits_only_seconds_for_large_ones(bench: Bench):
     for number in range(2):
-        bench.write(f"{number}.log", gzip.compress(records(number, 5) + BLANKS * 90 + records(100 + number, 5), 1))
+        write(bench, f"{number}.log", number, 90)
     bench.start()
-    files = bench.follower.files
-    found = read(bench, until=lambda _: any(each.reader.offset >= 46 << 20 for each in files))
-    bench.write("smaller.log", gzip.compress(BLANKS * 3 + records(1000, 5), 1))
+    found = read(bench, until=lambda _: any(each.reader.offset >= 46 << 20 for each in bench.follower.files))
+    bench.write("smaller.log", pack_gzip(BLANKS * 3 + records(1000, 5)))
     before = bench.now
     found += read(bench, until=lambda found: bool(found["smaller.log"]))
     assert bench.now - before < 22

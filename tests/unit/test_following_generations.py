@@ -54,9 +54,29 @@ def bench(bench: Bench) -> Bench:
     return bench
 
 
-def ship_late(bench: Bench, now: float) -> list[bytes]:
+def ship_late(bench: Bench, now: float) -> bytes:
     """Ship until no wait is left, and give the lines in their order by number."""
-    return sorted(bench.ship(*(now + 3 * look for look in range(8))).splitlines(keepends=True))
+    return b"".join(sorted(bench.ship(*(now + 3 * look for look in range(8))).splitlines(keepends=True)))
+
+
+def copy_once(bench: Bench) -> Path:
+    """Read the file, and copy it; return the copy, which is not read."""
+    bench.write(NAME, lines(10, 300))
+    bench.ship(3.0)
+    copy = Path(shutil.copy(bench.folder / NAME, bench.folder / f"{NAME}.1"))
+    assert ship_late(bench, 10.0) == b""
+    return copy
+
+
+def lose_other(bench: Bench, data: bytes) -> Path:
+    """Write another file of which nothing is read, and put it away; return where, so that its inode is not reused."""
+    bench.stop()
+    other = bench.write("other.log", data)
+    bench.start("*.log")
+    assert ship_late(bench, 10.0) == b""
+    kept = other.rename(bench.folder.with_name("kept"))
+    assert ship_late(bench, 50.0) == b""
+    return kept
 
 
 @pytest.mark.parametrize("is_running", [False, True])
@@ -77,12 +97,12 @@ def test_a_file_created_and_rotated_between_two_looks_is_read_once_and_not_repor
     assert not bench.is_delivered(LATER)
     if not is_running:
         bench.start(NAME)
-    assert ship_late(bench, 10.0) == lines(10, 60).splitlines(keepends=True)
+    assert ship_late(bench, 10.0) == lines(10, 60)
     assert bench.is_delivered(LATER)
     bench.stop()
     bench.write(NAME, lines(60, 70))
     bench.start(NAME)
-    assert ship_late(bench, 100.0) == lines(60, 70).splitlines(keepends=True)
+    assert ship_late(bench, 100.0) == lines(60, 70)
     assert bench.is_delivered(LATER)
 
 
@@ -99,7 +119,7 @@ def test_generations_of_a_glob_are_found_even_if_the_original_does_not_exist_now
     bench.write("a/acquisitions-1.log", lines(120, 130))
     live.rename(f"{live}.1")
     bench.start("*/acquisitions*.log")
-    assert ship_late(bench, 10.0) == lines(110, 130).splitlines(keepends=True)
+    assert ship_late(bench, 10.0) == lines(110, 130)
 
 
 def test_a_copy_that_stays_beside_its_original_is_not_read(bench: Bench):
@@ -111,26 +131,21 @@ def test_a_copy_that_stays_beside_its_original_is_not_read(bench: Bench):
         shutil.copy(path, bench.folder / f"{NAME}.1")
         compress(Path(shutil.copy(path, bench.folder / "to-be")), "gz", bench.folder / f"{NAME}.2.gz")
         bench.write(NAME, lines(300, 310))
-        assert ship_late(bench, 10.0) == lines(300, 310).splitlines(keepends=True)
+        assert ship_late(bench, 10.0) == lines(300, 310)
     copies = sorted(Path(entry["path"]).name for entry in logs if entry["event"] == "source_is_copy")
     assert copies == [f"{NAME}.1", f"{NAME}.2.gz"]
     assert bench.is_delivered(LATER)
     bench.stop()
     bench.write(NAME, lines(310, 320))
     bench.start(NAME)
-    assert ship_late(bench, 100.0) == lines(310, 320).splitlines(keepends=True)
+    assert ship_late(bench, 100.0) == lines(310, 320)
 
 
 @pytest.mark.parametrize("is_running", [True, False])
 @pytest.mark.parametrize("suffix", ["", "gz"])
 def test_a_copy_that_continues_a_deleted_copy_is_not_read(bench: Bench, suffix: str, is_running: bool):
     """logrotate's `copy`, which deletes the oldest copy: the newest one begins like it, and so does the original."""
-    path = bench.folder / NAME
-    bench.write(NAME, lines(10, 300))
-    bench.ship(3.0)
-    oldest, newest = bench.folder / f"{NAME}.1", bench.folder / f"{NAME}.2"
-    shutil.copy(path, oldest)
-    assert ship_late(bench, 10.0) == []
+    path, oldest, newest = bench.folder / NAME, copy_once(bench), bench.folder / f"{NAME}.2"
     bench.write(NAME, lines(300, 310))
     assert bench.ship(50.0) == lines(300, 310)
     if not is_running:
@@ -146,7 +161,7 @@ def test_a_copy_that_continues_a_deleted_copy_is_not_read(bench: Bench, suffix: 
     if not is_running:
         bench.start(NAME)
     with capture_logs() as logs:
-        assert ship_late(bench, 60.0) == lines(310, 320).splitlines(keepends=True)
+        assert ship_late(bench, 60.0) == lines(310, 320)
     assert [Path(entry["path"]).name for entry in logs if entry["event"] == "source_is_copy"] == [newest.name]
 
 
@@ -154,12 +169,7 @@ def test_a_copy_that_continues_a_deleted_copy_is_not_read(bench: Bench, suffix: 
 @pytest.mark.parametrize("name", [f"{NAME}.1", f"{NAME}.2"])
 def test_a_copy_with_the_inode_of_an_earlier_copy_is_not_read(bench: Bench, name: str, is_running: bool):
     """It overwrites the earlier copy, or the file system gives it the inode of the deleted one."""
-    path = bench.folder / NAME
-    bench.write(NAME, lines(10, 300))
-    bench.ship(3.0)
-    earlier, copy = bench.folder / f"{NAME}.1", bench.folder / name
-    shutil.copy(path, earlier)
-    assert ship_late(bench, 10.0) == []
+    path, earlier, copy = bench.folder / NAME, copy_once(bench), bench.folder / name
     bench.write(NAME, lines(300, 310))
     assert bench.ship(50.0) == lines(300, 310)
     if not is_running:
@@ -171,10 +181,9 @@ def test_a_copy_with_the_inode_of_an_earlier_copy_is_not_read(bench: Bench, name
     bench.write(NAME, lines(310, 320))
     if not is_running:
         bench.start(NAME)
-    assert ship_late(bench, 60.0) == lines(310, 320).splitlines(keepends=True)
-    bench.stop()
-    bench.start(NAME)
-    assert ship_late(bench, 100.0) == []
+    assert ship_late(bench, 60.0) == lines(310, 320)
+    bench.restart(NAME)
+    assert ship_late(bench, 100.0) == b""
     assert bench.is_delivered(LATER)
 
 
@@ -186,13 +195,7 @@ def test_a_copy_with_the_inode_of_a_file_of_which_nothing_was_read_is_not_read(
     bench: Bench, suffix: str, name: str, unread: bytes, is_seen_empty: bool
 ):
     """The file system gives it the inode of the deleted file; and it may be seen before it is written."""
-    bench.stop()
-    other = bench.write("other.log", unread)
-    bench.start("*.log")
-    assert ship_late(bench, 10.0) == []
-    kept = other.rename(bench.folder.with_name("kept"))
-    assert ship_late(bench, 50.0) == []
-    path = bench.folder / NAME
+    kept, path = lose_other(bench, unread), bench.folder / NAME
     whole = path.read_bytes()
     copy = kept.rename(bench.folder / name)  # as if the copy had been given its inode
     copy.write_bytes(b"")
@@ -200,25 +203,18 @@ def test_a_copy_with_the_inode_of_a_file_of_which_nothing_was_read_is_not_read(
         assert bench.ship(80.0) == b""
     copy.write_bytes(gzip.compress(whole) if suffix else whole)
     path.unlink()
-    assert ship_late(bench, 90.0) == []
-    bench.stop()
-    bench.start("*.log")
-    assert ship_late(bench, 130.0) == []
+    assert ship_late(bench, 90.0) == b""
+    bench.restart("*.log")
+    assert ship_late(bench, 130.0) == b""
     assert bench.is_delivered(LATER)
 
 
 def test_a_file_of_which_nothing_was_read_is_read_from_its_start_when_it_comes_back(bench: Bench):
-    bench.stop()
-    other = bench.write("other.log", b"{")
-    bench.start("*.log")
-    assert ship_late(bench, 10.0) == []
-    kept = other.rename(bench.folder.with_name("kept"))
-    assert ship_late(bench, 50.0) == []
-    bench.write(kept.rename(other).name, lines(10, 20)[1:])
-    assert ship_late(bench, 90.0) == lines(10, 20).splitlines(keepends=True)
-    bench.stop()
-    bench.start("*.log")
-    assert ship_late(bench, 130.0) == []
+    other = lose_other(bench, b"{").rename(bench.folder / "other.log")
+    bench.write(other.name, lines(10, 20)[1:])
+    assert ship_late(bench, 90.0) == lines(10, 20)
+    bench.restart("*.log")
+    assert ship_late(bench, 130.0) == b""
     assert bench.is_delivered(LATER)
 
 
@@ -231,19 +227,13 @@ def test_an_archive_with_the_inode_of_its_original_waits_while_there_is_a_copy(b
     archive.write_bytes(gzip.compress(copy.read_bytes()))
     bench.start("*.log")
     copy.unlink()
-    assert ship_late(bench, 50.0) == []
-    bench.stop()
-    bench.start("*.log")
-    assert ship_late(bench, 90.0) == []
+    assert ship_late(bench, 50.0) == b""
+    bench.restart("*.log")
+    assert ship_late(bench, 90.0) == b""
 
 
 def test_a_deleted_copy_that_continued_another_one_is_no_gap(bench: Bench):
-    path = bench.folder / NAME
-    bench.write(NAME, lines(10, 300))
-    bench.ship(3.0)
-    oldest, newest = bench.folder / f"{NAME}.1", bench.folder / f"{NAME}.2"
-    shutil.copy(path, oldest)
-    assert ship_late(bench, 10.0) == []
+    path, oldest, newest = bench.folder / NAME, copy_once(bench), bench.folder / f"{NAME}.2"
     bench.stop()
     bench.write(NAME, lines(300, 310))
     shutil.copy(path, newest)
@@ -255,26 +245,21 @@ def test_a_deleted_copy_that_continued_another_one_is_no_gap(bench: Bench):
     bench.stop()
     with capture_logs() as logs:
         bench.start(NAME)
-        assert ship_late(bench, 60.0) == lines(300, 310).splitlines(keepends=True)
+        assert ship_late(bench, 60.0) == lines(300, 310)
         bench.write(NAME, lines(310, 320))
         bench.look(90.0)
         bench.look(91.0)
         bench.stop()
         path.unlink()
         bench.start(NAME)
-        assert ship_late(bench, 100.0) == []
+        assert ship_late(bench, 100.0) == b""
     gaps = [(Path(entry["path"]).name, entry["bytes"]) for entry in logs if entry["event"] == "source_unreachable"]
     assert gaps == [(NAME, len(lines(310, 320)))], "only that of the original"
 
 
 def test_a_truncated_file_continues_in_its_copy_although_an_earlier_copy_was_deleted(bench: Bench):
     """The file and the earlier copy are lost with the same checkpoint; only the file has records in flight."""
-    path = bench.folder / NAME
-    bench.write(NAME, lines(10, 300))
-    bench.ship(3.0)
-    earlier, copy = bench.folder / f"{NAME}.1", bench.folder / f"{NAME}.2"
-    shutil.copy(path, earlier)
-    assert ship_late(bench, 10.0) == []
+    path, earlier, copy = bench.folder / NAME, copy_once(bench), bench.folder / f"{NAME}.2"
     bench.write(NAME, lines(300, 310))
     in_flight = bench.look(50.0)
     assert b"".join(chunk.data for chunk in in_flight) == lines(300, 310)
@@ -283,7 +268,7 @@ def test_a_truncated_file_continues_in_its_copy_although_an_earlier_copy_was_del
     assert bench.read(51.0) == b"", "the earlier copy is lost"
     bench.write(NAME, lines(400, 405), mode="wb")
     with capture_logs() as logs:
-        assert ship_late(bench, 52.0) == lines(400, 405).splitlines(keepends=True)
+        assert ship_late(bench, 52.0) == lines(400, 405)
     found = [Path(entry["formerly"]).name for entry in logs if entry["event"] == "source_found_again"]
     assert found == [NAME]
     settle(bench.store, in_flight)
@@ -296,7 +281,7 @@ def test_a_file_moved_by_copying_before_its_first_complete_line_was_read_is_read
     bench.write("torn.log", lines(10, 20)[1:])
     shutil.copy(path, f"{path}.1")
     path.unlink()
-    assert ship_late(bench, 30.0) == lines(10, 20).splitlines(keepends=True)
+    assert ship_late(bench, 30.0) == lines(10, 20)
 
 
 @pytest.mark.parametrize("has_successor", [False, True])
@@ -318,7 +303,7 @@ def test_a_copy_is_not_read_if_its_original_is_renamed_before_the_copy_is_identi
     if has_successor:
         bench.write(NAME, lines(310, 320))
     with capture_logs() as logs:
-        assert ship_late(bench, 15.5) == (lines(310, 320) if has_successor else b"").splitlines(keepends=True)
+        assert ship_late(bench, 15.5) == (lines(310, 320) if has_successor else b"")
     assert "source_is_copy" in [entry["event"] for entry in logs]
 
 
@@ -332,9 +317,8 @@ def test_a_partly_read_generation_is_resumed_after_a_restart(bench: Bench):
     chunks = bench.look(20.0) + bench.look(40.0) + bench.look(60.0)
     assert b"".join(sorted(chunk.data for chunk in chunks)) == lines(10, 40)
     settle(bench.store, chunks[:2])
-    bench.stop()
-    bench.start(NAME)
-    assert b"".join(ship_late(bench, 100.0)) == chunks[2].data
+    bench.restart(NAME)
+    assert ship_late(bench, 100.0) == chunks[2].data
 
 
 # What is said of it -----------------------------------------------------------------------------------------------
@@ -348,7 +332,7 @@ def test_a_file_compressed_while_stopped_delays_delivery_until_it_is_read(bench:
     assert not snapshot.is_delivered(LATER)
     assert [Path(stream.path).name for stream in snapshot.late_streams(LATER)] == [NAME]
     bench.start(NAME)
-    assert ship_late(bench, 10.0) == lines(10, 20).splitlines(keepends=True)
+    assert ship_late(bench, 10.0) == lines(10, 20)
     assert bench.is_delivered(LATER)
 
 
@@ -366,17 +350,16 @@ def test_a_settled_archive_is_reported_as_delivered_after_its_end_was_found(benc
         bench.write(NAME, lines(10 * generation, 10 * generation + 10))
         compressed(bench.folder / NAME, generation)
     bench.start(NAME)
-    assert ship_late(bench, 10.0) == lines(10, 30).splitlines(keepends=True)
+    assert ship_late(bench, 10.0) == lines(10, 30)
     forget_the_ends(bench)
     assert not bench.is_delivered(LATER)
     bench.start(NAME)
-    assert ship_late(bench, 100.0) == []
+    assert ship_late(bench, 100.0) == b""
     assert bench.is_delivered(LATER)
 
 
 def test_a_settled_rotated_file_is_completed_after_a_restart_finds_its_end(bench: Bench):
-    bench.stop()
-    bench.start(NAME, completion=Completion("delete"))
+    bench.restart(NAME, completion=Completion("delete"))
     bench.ship(3.0)
     old = (bench.folder / NAME).rename(bench.folder / f"{NAME}.1")
     bench.write(NAME, lines(10, 20))

@@ -146,60 +146,43 @@ def test_an_envelope_torn_anywhere_costs_no_element_of_the_next_envelopes(before
     torn, between = envelope_of(2, 3), {len(envelope_of()) - 3, len(envelope_of(2)) - 2}
     for length in range(len(torn)):
         data = before + torn[:length] + b"\n" + envelope_of(4, 5) + envelope_of(6)
-        found = [data[frame.start : frame.end] for frame in BatchElements().frames(data, 0)]
+        found = records(BATCH, data)
         # After a comma or an opening bracket, the next line may be an element.
         wanted = [6] if length in between else [4, 5, 6]
         assert found[-len(wanted) :] == [*map(element_of, wanted)], torn[:length]
         assert found == scanned(data, 1) == scanned(data, 7)
-        assert BatchElements().cut(data, is_final=False) == data.rfind(b"]")
+        assert BATCH.cut(data, is_final=False) == data.rfind(b"]")
 
 
 def test_other_lines_between_arrays_are_elements():
     lines = [b"INFO started", b'{"EventId":"7"}', b'{"EventType":"Other","events":[{}]}']
     data = envelope_of(1) + b"".join(line + b"\n" + envelope_of(2) for line in lines)
-    found = [data[frame.start : frame.end] for frame in BatchElements().frames(data, 0)]
+    found = records(BATCH, data)
     assert found == [element_of(1), *(text for line in lines for text in (line, element_of(2)))]
     assert found == scanned(data, 1)
+
+
+NO_HEADERS = [
+    *("[INFO] started\n", "[2026-11-01 10:00:00] started\n", "2026-11-01 10:00:00, INFO, Brand, ok\n", "not json\n"),
+    *("straße,größe\n", "Hello, IP\n", "Export started, please wait\n", "IP, \n", "IP,IP\n", "a,a\n", "1,2,3\n"),
+    *("a,,c\n", '"EventId":"x","IP":"192.0.2.1"}\n'),
+]
 
 
 @each(
     ("head", "is_whole", "expected"),
     [
-        (b'{"EventId":"x"}\n', False, "ndjson"),
-        (b'{"EventId":"x"', False, None),
-        (b'{"EventId":"x"}', True, "ndjson"),
-        (b'\xef\xbb\xbf{"EventId":1}\n', False, "ndjson"),
-        (b'{"EventType":"Acquisition","events":[', False, "batch"),
-        (b'{"EventType":"Acquisition",\n', False, None),
-        (b'{"EventType":"Acquisition",\n"EventId":1', False, "ndjson"),
-        (b'{"EventType":"Acquisition",\n', True, "ndjson"),
-        (b" \n[", False, None),
-        (b"[ \n", True, "batch"),
-        (b"[ \n{", False, "batch"),
-        (b"[]", False, "batch"),
-        (b"[INFO] started\n", False, "ndjson"),
-        (b"[2026-11-01 10:00:00] started\n", False, "ndjson"),
-        (b"[" + b" " * 65_536, False, "ndjson"),
-        (b"EventId,IP\n", False, "csv"),
+        *((head, False, None) for head in (b"", b"\0\0", b'{"EventId":"x"', b'{"EventType":"Acquisition",\n', b" \n[")),
         (b"EventId,IP", False, None),
-        (b'"EVENTID";"ip";;""\r\n', False, "csv"),
-        ("straße,IP,Username,größe\n".encode(), False, "csv"),
-        ("straße,größe\n".encode(), False, "ndjson"),
-        (b"Hello, IP\n", False, "ndjson"),
-        (b"Export started, please wait\n", False, "ndjson"),
-        (b"2026-11-01 10:00:00, INFO, Brand, ok\n", False, "ndjson"),
-        (b"IP, \n", False, "ndjson"),
-        (b"IP,IP\n", False, "ndjson"),
-        (b"IP,IP,Username\n", False, "csv"),
-        (b"not json\n", False, "ndjson"),
-        (b"\xff\xfe\0{\n", False, "ndjson"),
-        (b'"EventId":"x","IP":"192.0.2.1"}\n', False, "ndjson"),
-        (b"a,a\n", False, "ndjson"),
-        (b"1,2,3\n", False, "ndjson"),
-        (b"a,,c\n", False, "ndjson"),
-        (b"", False, None),
-        (b"", True, "ndjson"),
-        (b"\0\0", False, None),
+        *((head, True, "ndjson") for head in (b"", b'{"EventId":"x"}', b'{"EventType":"Acquisition",\n')),
+        *((head, False, "ndjson") for head in (b'{"EventId":"x"}\n', b'\xef\xbb\xbf{"EventId":1}\n')),
+        (b'{"EventType":"Acquisition",\n"EventId":1', False, "ndjson"),
+        (b'{"EventType":"Acquisition","events":[', False, "batch"),
+        *((b"[ \n", True, "batch"), (b"[ \n{", False, "batch"), (b"[]", False, "batch")),
+        *((b"EventId,IP\n", False, "csv"), (b'"EVENTID";"ip";;""\r\n', False, "csv")),
+        *(("straße,IP,Username,größe\n".encode(), False, "csv"), (b"IP,IP,Username\n", False, "csv")),
+        *((head.encode(), False, "ndjson") for head in NO_HEADERS),
+        *((head, False, "ndjson") for head in (b"[" + b" " * 65_536, b"\xff\xfe\0{\n")),
     ],
 )
 def test_the_format_is_detected_from_the_first_bytes(head: bytes, is_whole: bool, expected: str | None):
@@ -237,7 +220,6 @@ def test_two_columns_of_one_name_are_found(header: bytes, repeated: tuple[int, i
 )
 def test_columns_and_delimiter_are_read_from_the_header(head: bytes, delimiter: str, names: list[str]):
     rows = csv_rows(head, is_whole=False, delimiter=delimiter)
-    assert rows is not None
     assert rows.names == names
     assert head.startswith(rows.header)
     assert rows.header.splitlines()[-1].strip(b"\xef\xbb\xbf")
@@ -245,12 +227,9 @@ def test_columns_and_delimiter_are_read_from_the_header(head: bytes, delimiter: 
 
 
 def test_an_incomplete_header_is_waited_for():
-    assert csv_rows(b"a,b", is_whole=False) is None
-    assert csv_rows(b"\n\n", is_whole=False) is None
-    assert csv_rows(b"\na,b", is_whole=False) is None
-    rows = csv_rows(b"a,b", is_whole=True)
-    assert rows is not None
-    assert rows.names == ["a", "b"]
+    for head in (b"a,b", b"\n\n", b"\na,b"):
+        assert csv_rows(head, is_whole=False) is None
+    assert csv_rows(b"a,b", is_whole=True).names == ["a", "b"]
 
 
 def test_unpickled_lines_are_the_same_object():

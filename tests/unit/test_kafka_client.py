@@ -1,11 +1,20 @@
-"""What the Kafka client raises."""
+"""What the Kafka client raises, also while writing to the topics of a group."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from shipper.cli.common import state_on_disk
+from shipper.config.settings import InputSettings, KafkaSettings, Settings
 from shipper.kafka.client import error_of, flush
+from shipper.kafka.documents import Document
+from shipper.kafka.view import GroupView
+from shipper.model.errors import StateError, StateInUseError, StateUnwritableError
+
+SETTINGS = KafkaSettings(brokers=("127.0.0.1:1",), topics=("t",), group_id="g", security="plaintext")
 
 
 class FailingProducer:
@@ -22,3 +31,46 @@ def test_a_failure_of_the_client_is_a_fatal_error_also_if_its_reason_is_lost():
         with pytest.raises(KafkaException) as raised:
             flush(FailingProducer(cause), 1.0)  # type: ignore[arg-type]
         assert (error_of(raised.value).code(), error_of(raised.value).fatal()) == (code, True)
+
+
+class FencedProducer:
+    """A client that another one ends during a transaction: calls fail first, and a callback tells the reason later."""
+
+    def __init__(self, view: GroupView) -> None:
+        self._view = view
+        self._has_failed = False
+
+    def begin_transaction(self) -> None:
+        pass
+
+    def produce(self, *_: Any, **__: Any) -> None:
+        self._has_failed = True
+        raise KafkaException(KafkaError(KafkaError._FATAL, "Local: Fatal error"))
+
+    def poll(self, _: float) -> None:
+        if self._has_failed:
+            self._view._note_error(KafkaError(KafkaError._FENCED, "fenced", fatal=True))
+
+
+def test_a_replay_that_is_ended_while_it_writes_says_that_another_one_has_started(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("shipper.kafka.view.read_table", lambda *_, **__: [])
+    monkeypatch.setattr(GroupView, "_copy", lambda *_: None)
+    view = GroupView(SETTINGS, None)  # type: ignore[arg-type]  # not used here
+    view._producer = FencedProducer(view)  # type: ignore[assignment]
+    view._letters = {(1, 2): Document("k", b"v")}
+
+    class Letter:
+        stream_id, start_offset = 1, 2
+
+    with pytest.raises(StateInUseError, match="another replay or purge of group g has started"):
+        view.delete([Letter()])  # type: ignore[list-item]
+
+
+def test_a_copy_without_room_says_how_to_make_some(monkeypatch: pytest.MonkeyPatch):
+    def copy(*_: object, **__: object) -> None:
+        raise StateUnwritableError("full") from OSError("database or disk is full")
+
+    monkeypatch.setattr("shipper.kafka.view.GroupView", copy)
+    kafka = Settings(input=InputSettings(kafka=SETTINGS))
+    with pytest.raises(StateError, match=r"full\); make room there, or .* TMPDIR"), state_on_disk(kafka):
+        pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.documents import Metadata, add_checkpoints, letter_document, read_metadata
+from shipper.kafka.documents import UNKNOWN, Metadata, add_checkpoints, letter_document, read_metadata
 from shipper.kafka.offsets import PartitionOffsets, Start, _partition_state, diverged_at, parse_addresses, start_of
 from shipper.kafka.stream import KafkaStream, Position, Session
 from shipper.model.errors import SourceError
@@ -84,7 +84,8 @@ def test_each_line_maps_to_its_message(groups: list[list[tuple[bytes | None, int
         origin = partition.origin(start)
         assert (origin.offset, origin.key) == (message.at, message.name)
         assert partition.position_at(end) == message.at + 1
-        document = letter_document(partition, rejection(start, lines_at(partition, start, message)), 5.0, "g")
+        line = message.data or b"" if origin.is_line else b"anything"
+        document = letter_document(partition, rejection(start, line), 5.0, "g")
         assert document.value == (b"null" if message.data is None else message.data)
         assert document.key == f"id/0/{message.at}"
 
@@ -95,10 +96,6 @@ def lines_of(data: bytes) -> list[tuple[int, bytes]]:
         found.append((at, line))
         at += len(line) + 1
     return found
-
-
-def lines_at(partition: KafkaStream, start: int, message: Message) -> bytes:
-    return message.data or b"" if partition.origin(start).is_line else b"anything"
 
 
 def rejection(start: int, raw: bytes) -> Rejection:
@@ -174,15 +171,20 @@ def test_tombstones_are_skipped_on_request():
     assert (chunk.data, partition.position_at(chunk.end_offset), partition.tombstones_skipped) == (b"{}\n", 3, 2)
 
 
+def checkpoint(partition: KafkaStream, messages: int, ledger: dict[Any, int], **fields: Any) -> Checkpoint:
+    """Settle the first messages of a partition."""
+    (chunk,) = partition.chunks([Message(at, b"{}") for at in range(messages)])
+    counts = {"accepted": len(ledger), "duplicates": 0, "rejections": [], "tail": b"", **fields}
+    counts["read"] = counts["accepted"] + counts["duplicates"] + len(counts["rejections"])
+    return Checkpoint(stream=partition, end_offset=chunk.end_offset, ledger=[ledger], **counts)
+
+
 def test_the_ledger_has_the_sums_of_a_session():
     partition = stream()
-    (chunk,) = partition.chunks([Message(0, b"{}"), Message(1, b"{}")])
     key, name = ("2026-01-01T00", 1, "aff", "5"), ("2026-01-01T00", 1, "J. Doe", "5")
-    checkpoint = Checkpoint(
-        stream=partition, end_offset=chunk.end_offset, tail=b"", read=4, accepted=2, duplicates=1,
-        rejections=[rejection(chunk.start_offset, b"{}")], ledger=[{key: 1, name: 1}], repeated=[{key: 1}],
-    )  # fmt: skip
-    session, documents = add_checkpoints(partition, [checkpoint], "g")
+    refused = {"rejections": [rejection(1, b"{}")], "duplicates": 1, "repeated": [{key: 1}]}
+    settled = checkpoint(partition, 2, {key: 1, name: 1}, **refused)
+    session, documents = add_checkpoints(partition, [settled], "g")
     rows = {each.key: msgspec.json.decode(each.value) for each in documents}
     assert rows["id/0/s/2026-01-01T00/1/aff/5"] == {"accepted": 1, "duplicates": 1}
     assert rows["id/0/s/2026-01-01T00/1/(other)/5"] == {"accepted": 1, "duplicates": 0}
@@ -192,55 +194,50 @@ def test_the_ledger_has_the_sums_of_a_session():
     }  # fmt: skip
     assert not partition.session.totals, "it counts once it is committed"
     partition.session = session
-    assert add_checkpoints(partition, [checkpoint], "g")[0].totals["read"] == 8
+    assert add_checkpoints(partition, [settled], "g")[0].totals["read"] == 8
 
 
 def test_counts_of_rare_keys_are_a_separate_document():
     partition = stream()
-    (chunk,) = partition.chunks([Message(0, b"{}")])
     keys = [("2026-01-01T00", 1, f"a{media}", str(media)) for media in range(300)]
     name = ("2026-01-01T00", 1, "J. Doe", "5")
-    checkpoint = Checkpoint(
-        stream=partition, end_offset=chunk.end_offset, tail=b"", read=301, accepted=300, duplicates=1, rejections=[],
-        ledger=[dict.fromkeys(keys, 1)], repeated=[{name: 1}],
-    )  # fmt: skip
-    session, (first, totals) = add_checkpoints(partition, [checkpoint], "g")
+    settled = checkpoint(partition, 1, dict.fromkeys(keys, 1), duplicates=1, repeated=[{name: 1}])
+    session, (first, totals) = add_checkpoints(partition, [settled], "g")
     assert (first.key, totals.key, session.sums) == ("id/0/s/part-0", "id/0/s/totals", {})
     rows = set(zip(*unpack(first.value or b""), strict=True))
     assert rows == {*((*key, 1, 0) for key in keys), ("2026-01-01T00", 1, "(other)", "5", 0, 1)}
     assert not partition.session.parts, "it has its name once it is committed"
     partition.session = session
-    assert add_checkpoints(partition, [checkpoint], "g")[1][0].key == "id/0/s/part-1"
+    assert add_checkpoints(partition, [settled], "g")[1][0].key == "id/0/s/part-1"
 
 
 def test_counts_that_are_too_large_for_a_message_are_halved(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("shipper.kafka.documents._PART_BYTES", 1000)
     partition = stream()
-    (chunk,) = partition.chunks([Message(0, b"{}")])
     keys = [("2026-01-01T00", 1, f"{media * 7919:x}", str(media)) for media in range(1000)]
-    checkpoint = Checkpoint(
-        stream=partition, end_offset=chunk.end_offset, tail=b"", read=1000, accepted=1000, duplicates=0, rejections=[],
-        ledger=[dict.fromkeys(keys, 1)],
-    )  # fmt: skip
-    session, (*parts, _) = add_checkpoints(partition, [checkpoint], "g")
+    session, (*parts, _) = add_checkpoints(partition, [checkpoint(partition, 1, dict.fromkeys(keys, 1))], "g")
     assert len(parts) == session.parts > 1
     assert [each.key for each in parts] == [f"id/0/s/part-{number}" for number in range(len(parts))]
-    assert {row for each in parts for row in zip(*unpack(each.value or b""), strict=True)} == {
-        (*key, 1, 0) for key in keys
-    }
+    rows = {row for each in parts for row in zip(*unpack(each.value or b""), strict=True)}
+    assert rows == {(*key, 1, 0) for key in keys}
 
 
-def offsets(committed: int | None, **changes: object) -> PartitionOffsets:
-    at = PartitionOffsets("t", 0, topic_id="id", low=10, high=20, end=20, committed=committed, committed_to="id")
+OWN = Metadata("id")
+
+
+def offsets(committed: int | None, metadata: Metadata = OWN, **changes: object) -> PartitionOffsets:
+    at = PartitionOffsets("t", 0, topic_id="id", low=10, high=20, end=20, committed=committed, metadata=metadata)
     return at._replace(**{"initial_partitions": None if committed is None else 1, **changes})
+
+
+def after(offset: int, epoch: int, settled_until: float | None = None) -> Metadata:
+    return Metadata("id", settled_until, Position(offset, epoch))
 
 
 @each(
     ("at", "start", "offset", "words"),
     [
-        (offsets(15), "end", 15, ""),
-        (offsets(10), "end", 10, ""),
-        (offsets(20), "end", 20, ""),
+        *((offsets(at), "end", at, "") for at in (10, 15, 20)),
         (offsets(None), "beginning", 10, ""),
         (offsets(None), "end", 20, ""),
         (offsets(None), "stop", 10, "the group has no offset"),
@@ -249,14 +246,13 @@ def offsets(committed: int | None, **changes: object) -> PartitionOffsets:
         (offsets(None, initial_partitions=0), "stop", 10, ""),
         (offsets(7), "end", 10, "records 7 to 9 were deleted before they were read"),
         (offsets(21), "end", 20, "the group is at offset 21, and the partition ends at 20"),
-        (offsets(15, topic_id="new"), "beginning", 10, "the topic was deleted and recreated"),
-        (offsets(15, topic_id="new"), "end", 10, "the topic was deleted and recreated"),
-        (offsets(15, committed_to=""), "end", 15, ""),
-        (offsets(15, last=Position(14, 1)), "end", 14, ""),
-        (offsets(15, last=Position(9, 1)), "end", 15, ""),
-        (offsets(15, last=Position(14, 1), diverged_at=14), "end", 14, ""),
-        (offsets(15, last=Position(14, 1), diverged_at=12), "end", 12, "lost records 12 to 13, which the group has"),
-        (offsets(25, last=Position(25, 1), diverged_at=12), "end", 12, "lost records 12 to 24, which the group has"),
+        *((offsets(15, topic_id="new"), at, 10, "the topic was deleted and recreated") for at in ("beginning", "end")),
+        (offsets(15, UNKNOWN), "end", 15, ""),
+        (offsets(15, after(14, 1)), "end", 14, ""),
+        (offsets(15, after(9, 1)), "end", 15, ""),
+        (offsets(15, after(14, 1), diverged_at=14), "end", 14, ""),
+        (offsets(15, after(14, 1), diverged_at=12), "end", 12, "lost records 12 to 13, which the group has"),
+        (offsets(25, after(25, 1), diverged_at=12), "end", 12, "lost records 12 to 24, which the group has"),
         (offsets(15, diverged_at=-1), "end", 10, "lost records 10 to 14, which the group has read"),
     ],
 )
@@ -272,17 +268,17 @@ def test_where_a_partition_begins(at: PartitionOffsets, start: str, offset: int,
 
 def test_the_brokers_check_the_epoch_unless_reading_begins_elsewhere():
     onward = msgspec.structs.replace(SETTINGS, on_gap="continue")
-    assert start_of(offsets(15, last=Position(14, 3)), SETTINGS) == Start(14, epoch=3)
-    assert start_of(offsets(15, last=Position(9, 3)), SETTINGS).epoch == -1
-    assert start_of(offsets(15, last=Position(14, 3), diverged_at=12), onward).epoch == -1
-    assert start_of(offsets(25, last=Position(24, 3)), SETTINGS).epoch == -1
-    shorter = start_of(offsets(25, last=Position(24, 3)), onward)
+    assert start_of(offsets(15, after(14, 3)), SETTINGS) == Start(14, epoch=3)
+    assert start_of(offsets(15, after(9, 3)), SETTINGS).epoch == -1
+    assert start_of(offsets(15, after(14, 3), diverged_at=12), onward).epoch == -1
+    assert start_of(offsets(25, after(24, 3)), SETTINGS).epoch == -1
+    shorter = start_of(offsets(25, after(24, 3)), onward)
     assert shorter.gap
     assert (shorter.offset, shorter.epoch) == (24, 3), "the brokers tell where the log diverged"
 
 
 def test_a_position_before_transaction_markers_is_not_a_backlog():
-    at = offsets(20, last=Position(19, 1), settled_until=5.0)
+    at = offsets(20, after(19, 1, 5.0))
     state = _partition_state(at, SETTINGS, 9.0)
     assert (state.offset, state.lag_records, state.delivered_until) == (20, 0, 9.0)
 
@@ -320,8 +316,8 @@ def test_the_client_tells_where_a_log_diverged(text: str, offset: int | None):
 
 
 def test_foreign_metadata_is_ignored():
-    assert read_metadata(None) is None
-    assert read_metadata("other") is None
+    assert read_metadata(None) is UNKNOWN
+    assert read_metadata("other") is UNKNOWN
     for metadata in (Metadata("x", 5.0), Metadata("x", 5.0, Position(7, 2))):
         assert read_metadata(metadata.text()) == metadata
 

@@ -51,7 +51,6 @@ def checkpoint(end: int, ledger: dict[LedgerKey, int], **changes: Any) -> Checkp
 
 def names_of(directory: Path) -> NameAffiliate:
     key = read_key(directory)
-    assert key
     return affiliate_namer(key)
 
 
@@ -65,23 +64,26 @@ def kept(directory: Path) -> dict[LedgerKey, tuple[int, int]]:
 # Keeping it
 
 
-def test_a_save_that_fails_counts_nothing(tmp_path: Path):
+def test_a_save_that_fails_counts_nothing(store: Store, tmp_path: Path):
     assert read_ledger(tmp_path / "nowhere") == []
-    with closing(Store(tmp_path)) as store:
-        store.save([checkpoint(10, {KEY: 3})], 1.0)
-        with pytest.raises(StateError):
-            store.save([checkpoint(20, {KEY: 2}), checkpoint(30, {OTHER: 1}, compression=None)], 2.0)
-        assert kept(tmp_path) == {KEY: (3, 0)}
-        assert store.totals().accepted == 3
-        store.save([checkpoint(20, {KEY: 2})], 2.0)
+    store.save([checkpoint(10, {KEY: 3})], 1.0)
+    with pytest.raises(StateError):
+        store.save([checkpoint(20, {KEY: 2}), checkpoint(30, {OTHER: 1}, compression=None)], 2.0)
+    assert kept(tmp_path) == {KEY: (3, 0)}
+    assert store.totals().accepted == 3
+    store.save([checkpoint(20, {KEY: 2})], 2.0)
     assert kept(tmp_path) == {KEY: (5, 0)}
+
+
+def sql(directory: Path, statement: str, *values: object) -> list[Any]:
+    with closing(sqlite3.connect(directory / "state.db")) as db, db:
+        return db.execute(statement, values).fetchall()
 
 
 def tables(directory: Path) -> tuple[int, int]:
     """Count what was added up in place, and what was appended."""
-    with closing(sqlite3.connect(directory / "state.db")) as db:
-        (row,) = db.execute("SELECT (SELECT count(*) FROM ledger), (SELECT count(*) FROM ledger_parts)")
-        return row
+    (row,) = sql(directory, "SELECT (SELECT count(*) FROM ledger), (SELECT count(*) FROM ledger_parts)")
+    return row
 
 
 def spread(first: int, keys: int) -> dict[LedgerKey, int]:
@@ -89,14 +91,13 @@ def spread(first: int, keys: int) -> dict[LedgerKey, int]:
     return {(f"2026-10-{1 + n % 28:02}T{n % 24:02}", 11, "", str(n)): 1 for n in range(first, first + keys)}
 
 
-def test_many_keys_of_few_events_are_appended_and_few_keys_are_added_up_in_place(tmp_path: Path):
-    with closing(Store(tmp_path)) as store:
-        store.save([checkpoint(10, spread(0, 1000))], 1.0)
-        assert tables(tmp_path) == (0, 1)
-        store.save([checkpoint(20, dict.fromkeys(spread(0, 1000), 100), repeated=spread(0, 5))], 2.0)
-        assert tables(tmp_path) == (1000, 1)
-        store.save([checkpoint(30, spread(500, 1000), repeated=spread(900, 200))], 3.0)
-        assert tables(tmp_path) == (1000, 2)
+def test_many_keys_of_few_events_are_appended_and_few_keys_are_added_up_in_place(store: Store, tmp_path: Path):
+    store.save([checkpoint(10, spread(0, 1000))], 1.0)
+    assert tables(tmp_path) == (0, 1)
+    store.save([checkpoint(20, dict.fromkeys(spread(0, 1000), 100), repeated=spread(0, 5))], 2.0)
+    assert tables(tmp_path) == (1000, 1)
+    store.save([checkpoint(30, spread(500, 1000), repeated=spread(900, 200))], 3.0)
+    assert tables(tmp_path) == (1000, 2)
 
 
 KEYS = st.tuples(
@@ -133,12 +134,8 @@ def test_the_ledger_answers_alike_however_the_counts_are_kept(
                 before = expected.get(name, (0, 0))
                 expected[name] = before[0] + first.get(key, 0) + second.get(key, 0), before[1] + repeated.get(key, 0)
         found = read_ledger(directory, start, end)
-    assert [(row.hour, row.brand_id, row.affiliate_id, row.media) for row in found] == sorted(
-        key for key, counts in expected.items() if any(counts) and start <= key[0] < end
-    )
-    assert {(row.hour, row.brand_id, row.affiliate_id, row.media): (row.accepted, row.duplicates) for row in found} == {
-        key: counts for key, counts in expected.items() if any(counts) and start <= key[0] < end
-    }
+    counted = {key: counts for key, counts in expected.items() if any(counts) and start <= key[0] < end}
+    assert found == [LedgerRow(*key, *counted[key]) for key in sorted(counted)]
 
 
 @pytest.mark.parametrize(
@@ -151,17 +148,15 @@ def test_the_ledger_answers_alike_however_the_counts_are_kept(
         lambda data: zlib.compress(b"\x96\x91\xa1\xff" + b"\x90" * 5),
     ],
 )
-def test_a_damaged_part_of_the_ledger_is_reported(tmp_path: Path, damaged: Callable[[bytes], bytes]):
-    with closing(Store(tmp_path)) as store:
-        store.save([checkpoint(10, spread(0, 1000))], 1.0)
-    with closing(sqlite3.connect(tmp_path / "state.db")) as db, db:
-        (data,) = db.execute("SELECT data FROM ledger_parts").fetchone()
-        db.execute("UPDATE ledger_parts SET data = ?", (damaged(data),))
+def test_a_damaged_part_of_the_ledger_is_reported(store: Store, tmp_path: Path, damaged: Callable[[bytes], bytes]):
+    store.save([checkpoint(10, spread(0, 1000))], 1.0)
+    ((data,),) = sql(tmp_path, "SELECT data FROM ledger_parts")
+    sql(tmp_path, "UPDATE ledger_parts SET data = ?", damaged(data))
     with pytest.raises(StateError, match="a part of its ledger is damaged"):
         read_ledger(tmp_path)
 
 
-def test_two_processes_read_beside_one_that_writes(tmp_path: Path):
+def test_two_processes_read_beside_one_that_writes(store: Store, tmp_path: Path):
     code = (
         "import sys, pathlib\nfrom shipper.state.ledger import read_ledger\n"
         "print('ready', flush=True)\nseen = []\n"
@@ -171,21 +166,18 @@ def test_two_processes_read_beside_one_that_writes(tmp_path: Path):
         "    seen.append(rows[0].accepted)\n"
         "assert seen == sorted(seen)\nprint(len(seen))\n"
     )
-    with closing(Store(tmp_path)) as store:
-        store.save([checkpoint(1, {KEY: 1, OTHER: 1})], 1.0)
-        readers = [
-            subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-            for _ in range(2)
-        ]
-        try:
-            assert all(reader.stdout and reader.stdout.readline() == "ready\n" for reader in readers)
-            for number in range(2, 101):
-                store.save([checkpoint(number, {KEY: 1, OTHER: 1})], 1.0)
-            outputs = [reader.communicate(timeout=30)[0] for reader in readers]
-        finally:
-            for reader in readers:
-                reader.kill()
-                reader.communicate()
+    store.save([checkpoint(1, {KEY: 1, OTHER: 1})], 1.0)
+    words = [sys.executable, "-c", code, str(tmp_path)]
+    readers = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        assert all(reader.stdout and reader.stdout.readline() == "ready\n" for reader in readers)
+        for number in range(2, 101):
+            store.save([checkpoint(number, {KEY: 1, OTHER: 1})], 1.0)
+        outputs = [reader.communicate(timeout=30)[0] for reader in readers]
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.communicate()
     assert [reader.returncode for reader in readers] == [0, 0]
     assert all(int(output) > 0 for output in outputs)
 
@@ -227,12 +219,6 @@ def test_a_zone_with_a_fractional_hour_offset_is_refused_with_the_reason(zone: s
     assert days_of_zone("Australia/Lord_Howe").day_of("2026-12-31T20") == "2027-01-01", "in summer it is whole hours"
 
 
-@pytest.mark.parametrize("name", ["Mars/Olympus", "", "../etc/passwd", "\0"])
-def test_an_invalid_zone_is_refused(name: str):
-    with pytest.raises(ConfigError, match=r"not a known time zone\. Use a name .*, such as UTC or Europe/Malta"):
-        days_of_zone(name)
-
-
 @each(
     ("name", "meant"),
     [
@@ -247,10 +233,10 @@ def test_the_intended_zone_is_suggested(name: str, meant: str):
     assert f"; did you mean {meant}? " in str(caught.value)
 
 
-def test_no_zone_is_suggested_for_a_similar_abbreviation():
-    for name in ("CEST", "PST", "BST"):
-        with pytest.raises(ConfigError, match=r"not a known time zone\. Use a name from the IANA"):
-            days_of_zone(name)
+@each("name", ["Mars/Olympus", "", "../etc/passwd", "\0", "CEST", "PST", "BST"])
+def test_no_zone_is_suggested_for_a_dissimilar_name_or_an_abbreviation(name: str):
+    with pytest.raises(ConfigError, match=r"not a known time zone\. Use a name from the IANA .*UTC or Europe/Malta"):
+        days_of_zone(name)
 
 
 def test_an_hour_beyond_the_calendar_belongs_to_its_stated_day():
@@ -311,10 +297,12 @@ def test_a_dead_letter_that_cannot_be_read_is_unattributed(content: Content):
 # Table
 
 
+ROWS = [LedgerRow(*KEY, 3, 1), LedgerRow("2026-10-01T21", *KEY[1:], 2, 0), LedgerRow(*OTHER, 5, 0)]
+
+
 def test_hours_become_days_of_a_zone_within_a_range():
-    rows = [LedgerRow(*KEY, 3, 1), LedgerRow("2026-10-01T21", *KEY[1:], 2, 0), LedgerRow(*OTHER, 5, 0)]
     malta = days_of_zone("Europe/Malta")
-    table = ledger_table(rows, {KEY: 4}, days=malta, by="day", period=None)
+    table = ledger_table(ROWS, {KEY: 4}, days=malta, by="day", period=None)
     assert table.rows == [
         ("2026-10-01", 11, "", "50121", 2, 0, 0),
         ("2026-10-02", 11, "", "50121", 3, 1, 4),
@@ -322,11 +310,11 @@ def test_hours_become_days_of_a_zone_within_a_range():
     ]
     assert totals_of(table) == {"accepted": 10, "duplicates": 1, "dead_letters": 4}
     only = DateRange(date(2026, 10, 2), date(2026, 10, 2))
-    assert ledger_table(rows, {KEY: 4}, days=malta, by="day", period=only).rows == table.rows[1:]
-    by_hour = ledger_table(rows, {}, days=malta, by="hour", period=only)
+    assert ledger_table(ROWS, {KEY: 4}, days=malta, by="day", period=only).rows == table.rows[1:]
+    by_hour = ledger_table(ROWS, {}, days=malta, by="hour", period=only)
     assert [row[0] for row in by_hour.rows] == ["2026-10-02T00+02:00", "2026-10-02T02+02:00"]
     assert by_hour.columns[0].name == "hour"
-    by_month = ledger_table(rows, {KEY: 4}, days=malta, by="month", period=None)
+    by_month = ledger_table(ROWS, {KEY: 4}, days=malta, by="month", period=None)
     assert by_month.rows == [("2026-10", 11, "", "50121", 5, 1, 4), ("2026-10", 12, "70012", "50234", 5, 0, 0)]
 
 
@@ -339,8 +327,7 @@ def test_hours_become_days_of_a_zone_within_a_range():
     ],
 )
 def test_ledger_by_brand_affiliate_or_media_adds_all_times(by: By, names: str, rows: list[tuple[object, ...]]):
-    ledger = [LedgerRow(*KEY, 3, 1), LedgerRow("2026-10-01T21", *KEY[1:], 2, 0), LedgerRow(*OTHER, 5, 0)]
-    table = ledger_table(ledger, {KEY: 4}, days=days_of_zone("UTC"), by=by, period=None)
+    table = ledger_table(ROWS, {KEY: 4}, days=days_of_zone("UTC"), by=by, period=None)
     assert [column.name for column in table.columns] == [names, "accepted", "duplicates", "dead_letters"]
     assert table.rows == rows
 
@@ -366,16 +353,14 @@ OF_NUMBER: LedgerKey = ("2026-10-01T22", 11, "70012", "50121")
 DAY_S = 86_400.0
 
 
-def of_person(keys: dict[LedgerKey, int]) -> dict[LedgerKey, int]:
-    return {(hour, brand, EMAIL, media): count for (hour, brand, _, media), count in keys.items()}
+def of_person(keys: dict[LedgerKey, int], name: str = EMAIL) -> dict[LedgerKey, int]:
+    return {(hour, brand, name, media): count for (hour, brand, _, media), count in keys.items()}
 
 
 def everything(directory: Path) -> bytes:
     """All bytes of all files, and the parts of the ledger as they are without compression."""
     found = b"".join(path.read_bytes() for path in directory.rglob("*") if path.is_file())
-    with closing(sqlite3.connect(directory / "state.db")) as db:
-        parts = db.execute("SELECT data FROM ledger_parts").fetchall()
-    return found + b"".join(zlib.decompress(data) for (data,) in parts)
+    return found + b"".join(zlib.decompress(data) for (data,) in sql(directory, "SELECT data FROM ledger_parts"))
 
 
 def counts(directory: Path, affiliate_id: str) -> tuple[int, int, int]:
@@ -477,10 +462,9 @@ def test_a_link_instead_of_the_key_is_not_followed(tmp_path: Path):
 
 @pytest.mark.parametrize("name", [EMAIL, "jane.doe"])
 def test_an_erased_affiliate_leaves_its_counts_without_its_name(tmp_path: Path, name: str):
-    sparse = {(hour, brand, name, media): 1 for hour, brand, _, media in spread(0, 1000)}
     with closing(Store(tmp_path)) as store:
         store.save([checkpoint(10, {("2026-10-01T22", 11, name, "1"): 2, OF_NUMBER: 1})], 1.0)
-        store.save([checkpoint(20, {**sparse, **spread(0, 1000)})], 2.0)
+        store.save([checkpoint(20, {**of_person(spread(0, 1000), name), **spread(0, 1000)})], 2.0)
         assert tables(tmp_path) == (2, 1)
         named = names_of(tmp_path)(name)
         assert store.erase_affiliate("nobody@example.com") == 0
@@ -498,24 +482,19 @@ def test_an_erased_affiliate_leaves_its_counts_without_its_name(tmp_path: Path, 
     assert [text for text in (name, named, "jane.roe") if text.encode() in found] == []
 
 
-def test_cells_of_one_part_that_are_erased_are_added_up(tmp_path: Path):
-    first, second = (
-        {(hour, brand, name, media): 1 for hour, brand, _, media in spread(0, 200)} for name in (EMAIL, "x@y.example")
-    )
-    with closing(Store(tmp_path)) as store:
-        store.save([checkpoint(10, {**first, **second}, repeated=first, duplicates=200)], 1.0)
-        assert tables(tmp_path) == (0, 1)
-        assert [store.erase_affiliate(name) for name in (EMAIL, "x@y.example")] == [200, 200]
+def test_cells_of_one_part_that_are_erased_are_added_up(store: Store, tmp_path: Path):
+    first, second = of_person(spread(0, 200)), of_person(spread(0, 200), "x@y.example")
+    store.save([checkpoint(10, {**first, **second}, repeated=first, duplicates=200)], 1.0)
+    assert tables(tmp_path) == (0, 1)
+    assert [store.erase_affiliate(name) for name in (EMAIL, "x@y.example")] == [200, 200]
     assert counts(tmp_path, ERASED) == (200, 400, 200)
 
 
-def test_nothing_is_reported_as_erased_while_a_part_is_unreadable(tmp_path: Path):
-    with closing(Store(tmp_path)) as store:
-        store.save([checkpoint(10, of_person(spread(0, 1000)))], 1.0)
-        with closing(sqlite3.connect(tmp_path / "state.db")) as db, db:
-            db.execute("UPDATE ledger_parts SET data = x'00'")
-        with pytest.raises(StateError, match="damaged"):
-            store.erase_affiliate(EMAIL)
+def test_nothing_is_reported_as_erased_while_a_part_is_unreadable(store: Store, tmp_path: Path):
+    store.save([checkpoint(10, of_person(spread(0, 1000)))], 1.0)
+    sql(tmp_path, "UPDATE ledger_parts SET data = x'00'")
+    with pytest.raises(StateError, match="damaged"):
+        store.erase_affiliate(EMAIL)
 
 
 # Retention
@@ -544,53 +523,48 @@ def in_days(first: int, last: int, keys: int) -> dict[LedgerKey, int]:
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_only_days_past_the_retention_are_deleted_a_few_at_a_time(tmp_path: Path, is_sparse: bool):
-    with closing(Store(tmp_path)) as store:
-        for day in (1, 4, 7):
-            found = in_days(day, day + 2, 40)
-            store.save([checkpoint(day, found if is_sparse else dict.fromkeys(found, 100))], 1.0)
-        assert tables(tmp_path) == ((0, 3) if is_sparse else (9 * 24 * 40, 0))
-        assert expired(store, "2026-10-11", 6) == [], "it was not past its retention a day ago"
-        assert kept_from(tmp_path) == ""
-        steps = expired(store, "2026-10-12", 6)
-        assert sum(steps) == 4 * 24 * 40
-        assert max(steps) <= 3 * 24 * 40
-        assert len(steps) > 1
+def test_only_days_past_the_retention_are_deleted_a_few_at_a_time(store: Store, tmp_path: Path, is_sparse: bool):
+    for day in (1, 4, 7):
+        found = in_days(day, day + 2, 40)
+        store.save([checkpoint(day, found if is_sparse else dict.fromkeys(found, 100))], 1.0)
+    assert tables(tmp_path) == ((0, 3) if is_sparse else (9 * 24 * 40, 0))
+    assert expired(store, "2026-10-11", 6) == [], "it was not past its retention a day ago"
+    assert kept_from(tmp_path) == ""
+    steps = expired(store, "2026-10-12", 6)
+    assert sum(steps) == 4 * 24 * 40
+    assert max(steps) <= 3 * 24 * 40
+    assert len(steps) > 1
     assert {row.hour[:10] for row in read_ledger(tmp_path)} == {f"2026-10-{day:02}" for day in range(5, 10)}
     assert sum(row.accepted for row in read_ledger(tmp_path)) == 5 * 24 * 40 * (1 if is_sparse else 100)
     assert kept_from(tmp_path) == "2026-10-05"
 
 
-def test_a_clock_that_has_jumped_deletes_nothing(tmp_path: Path):
-    with closing(Store(tmp_path)) as store:
-        store.save([checkpoint(1, in_days(1, 9, 1))], 1.0)
-        for today in ("2026-10-09", "2036-10-10", "2026-10-10", "2026-10-11"):
-            assert expired(store, today, 30) == []
-        assert (tables(tmp_path), kept_from(tmp_path)) == ((9 * 24, 0), "")
-        assert sum(expired(store, "2026-11-03", 30)) == 0, "as of the last look, none was past its retention"
-        assert sum(expired(store, "2026-11-05", 30)) == 3 * 24
-        assert kept_from(tmp_path) == "2026-10-04"
+def test_a_clock_that_has_jumped_deletes_nothing(store: Store, tmp_path: Path):
+    store.save([checkpoint(1, in_days(1, 9, 1))], 1.0)
+    for today in ("2026-10-09", "2036-10-10", "2026-10-10", "2026-10-11"):
+        assert expired(store, today, 30) == []
+    assert (tables(tmp_path), kept_from(tmp_path)) == ((9 * 24, 0), "")
+    assert sum(expired(store, "2026-11-03", 30)) == 0, "as of the last look, none was past its retention"
+    assert sum(expired(store, "2026-11-05", 30)) == 3 * 24
+    assert kept_from(tmp_path) == "2026-10-04"
 
 
-def test_a_longer_retention_restores_nothing_and_deleted_days_stay_known(tmp_path: Path):
-    with closing(Store(tmp_path)) as store:
-        store.save([checkpoint(1, in_days(1, 9, 1))], 1.0)
-        assert expired(store, "2026-10-10", 3) == []
-        assert sum(expired(store, "2026-10-11", 3)) == 6 * 24
-        assert expired(store, "2026-10-13", 300) == []
-        assert kept_from(tmp_path) == "2026-10-07"
+def test_a_longer_retention_restores_nothing_and_deleted_days_stay_known(store: Store, tmp_path: Path):
+    store.save([checkpoint(1, in_days(1, 9, 1))], 1.0)
+    assert expired(store, "2026-10-10", 3) == []
+    assert sum(expired(store, "2026-10-11", 3)) == 6 * 24
+    assert expired(store, "2026-10-13", 300) == []
+    assert kept_from(tmp_path) == "2026-10-07"
 
 
-def test_a_damaged_part_is_deleted_with_the_last_of_its_hours(tmp_path: Path):
-    with closing(Store(tmp_path)) as store:
-        store.save([checkpoint(1, in_days(1, 9, 40))], 1.0)
-        with closing(sqlite3.connect(tmp_path / "state.db")) as db, db:
-            db.execute("UPDATE ledger_parts SET data = x'00'")
-        assert expired(store, "2026-10-10", 3) == []
-        assert expired(store, "2026-10-11", 3) == [1]
-        assert expired(store, "2026-10-12", 3) == [1]
-        with pytest.raises(StateError, match="a part of its ledger is damaged"):
-            read_ledger(tmp_path, "2026-10-08")
-        assert expired(store, "2026-10-20", 3) == [1], "of the day that the last look has found"
-        assert expired(store, "2026-10-21", 3) == [1]
+def test_a_damaged_part_is_deleted_with_the_last_of_its_hours(store: Store, tmp_path: Path):
+    store.save([checkpoint(1, in_days(1, 9, 40))], 1.0)
+    sql(tmp_path, "UPDATE ledger_parts SET data = x'00'")
+    assert expired(store, "2026-10-10", 3) == []
+    assert expired(store, "2026-10-11", 3) == [1]
+    assert expired(store, "2026-10-12", 3) == [1]
+    with pytest.raises(StateError, match="a part of its ledger is damaged"):
+        read_ledger(tmp_path, "2026-10-08")
+    assert expired(store, "2026-10-20", 3) == [1], "of the day that the last look has found"
+    assert expired(store, "2026-10-21", 3) == [1]
     assert read_ledger(tmp_path) == []

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from shipper.codec.codec import Codec
-from shipper.config.settings import load_settings
+from shipper.config.settings import RecordsSettings, load_settings
 from shipper.model.errors import StateError
 from shipper.model.framing import CsvRows
 from shipper.model.records import Checkpoint, Chunk, Rejection, ReplayStream, Stream
@@ -23,6 +23,7 @@ from shipper.state.letters import EVERYTHING, Selection, consumer_id_of, open_le
 from shipper.state.schema import LETTER_OVERHEAD_BYTES
 from shipper.state.store import Store
 from tests.cases import each
+from tests.unit.test_codec import chunk_of, pieces_of
 
 
 def rejection(at: int = 0, raw: bytes = b"{}", rule: str = "ip", **changes: Any) -> Rejection:
@@ -36,6 +37,11 @@ def checkpoint(
     counts = {"accepted": 0, "duplicates": 0} | changes
     read = len(rejections) + counts["accepted"] + counts["duplicates"]
     return Checkpoint(stream=stream, end_offset=end, tail=b"t", rejections=list(rejections), read=read, **counts)
+
+
+def erasure_of(store: Store, directory: Path, consumer_id: str, *overrides: str) -> Erasure:
+    overrides = (f"state.directory={directory}", *overrides)
+    return Erasure(load_settings(config_path=None, environ={}, overrides=overrides), store, consumer_id)
 
 
 def size(*raws: bytes) -> int:
@@ -77,14 +83,8 @@ def store(make: Any) -> Store:
     return make()
 
 
-@pytest.mark.parametrize("spoil", [b"no database" * 1000, None])
-def test_an_unreadable_database_is_not_treated_as_empty(tmp_path: Path, spoil: bytes | None):
-    Store(tmp_path).close()
-    if spoil:
-        (tmp_path / "state.db").write_bytes(spoil)
-    else:
-        with closing(sqlite3.connect(tmp_path / "state.db")) as db:
-            db.execute("PRAGMA user_version = 99")
+def test_an_unreadable_database_is_not_treated_as_empty(tmp_path: Path):
+    (tmp_path / "state.db").write_bytes(b"no database" * 1000)
     with pytest.raises(StateError, match="cannot be used"):
         open_letters(tmp_path)
 
@@ -124,17 +124,12 @@ def test_a_message_is_truncated(store: Store):
         (b'{"IP":"x","ConsumerID" : "0042"', "42"),
         (b'{"ConsumerID":7,"ConsumerID":8}', "8"),
         (b'\xff\xfe{"ConsumerID":\t42,', "42"),
-        (b'{"ConsumerID":4.2e1}', ""),
-        (b'{"ConsumerID":-3}', ""),
-        (b'{"ConsumerID":null}', ""),
-        (b'{"ConsumerID":' + b"9" * 50 + b"}", ""),
+        *((b'{"ConsumerID":%b}' % value, "") for value in (b"4.2e1", b"-3", b"null", b"9" * 50)),
         (b'{"XConsumerID":42}', ""),
         (b'{"ConsumerID": 7, "referrer": {"ConsumerID": 8}}', "7"),
         (b'{"ConsumerID": "007", "note": "\\"ConsumerID\\":9"}', "7"),
         (b'{"ConsumerID": null, "who": {"ConsumerID": 8}}', "8"),
-        (b'{"ConsumerID": "' + b"9" * 5000 + b'"}', ""),
-        (b"[" * 100_000, ""),
-        (b"", ""),
+        *((raw, "") for raw in (b'{"ConsumerID": "' + b"9" * 5000 + b'"}', b"[" * 100_000, b"")),
     ],
 )
 def test_the_consumer_is_read_from_a_truncated_record(raw: bytes, wanted: str):
@@ -276,9 +271,7 @@ def test_an_erasure_matches_the_exact_consumer_id(store: Store, tmp_path: Path):
     (tmp_path / "spool").mkdir()
     segment = tmp_path / "spool" / "000000000001.2c.csv"
     segment.write_bytes(header + b"\n".join(rows) + b"\r\n")
-    overrides = [f"state.directory={tmp_path}", 'records.mapping={ConsumerID="id"}']
-    settings = load_settings(config_path=None, environ={}, overrides=overrides)
-    erasure = Erasure(settings, store, "11")
+    erasure = erasure_of(store, tmp_path, "11", 'records.mapping={ConsumerID="id"}')
     found = erasure.find()
     spooled = {(place.start, place.end) for place in found.spooled}
     assert found.letters == [1, 2, 3, 9, 10]
@@ -302,17 +295,10 @@ def test_an_erasure_matches_the_exact_consumer_id(store: Store, tmp_path: Path):
 def test_an_erasure_finds_every_spelling_of_the_number_of_an_invalid_record(
     store: Store, tmp_path: Path, mode: str, end: bytes, number: bytes
 ):
-    overrides = [f"state.directory={tmp_path}", f"records.mode={mode}"]
-    settings = load_settings(config_path=None, environ={}, overrides=overrides)
     data = b'{"ConsumerID":%b,"IP":"x"%b\n' % (number, end)
-    stream = Stream(stream_id=1, kind="file", path="/a")
-    codec = Codec(settings.records, max_record_bytes=1000)
-    (piece,) = codec.encode_all(
-        Chunk(stream=stream, start_offset=0, end_offset=len(data), data=data), room_bytes=1000, latest=""
-    )
-    store.save([checkpoint(*piece.span.rejections, stream=stream)], 1.0)
-    erasure = Erasure(settings, store, "42")
-    found = erasure.find()
+    (piece,) = pieces_of(Codec(RecordsSettings(mode=mode), max_record_bytes=1000), chunk_of(data))
+    store.save([checkpoint(*piece.span.rejections)], 1.0)
+    found = erasure_of(store, tmp_path, "42", f"records.mode={mode}").find()
     assert len(found.letters) + len(found.doubtful) == 1
     store.purge(store.letters.ids(EVERYTHING))
 
@@ -322,8 +308,7 @@ def test_a_record_is_blanked_in_place_up_to_the_end_of_its_line(store: Store, tm
     (tmp_path / "spool").mkdir()
     segment = tmp_path / "spool" / "000000000001.ndjson"
     segment.write_bytes(b"".join(lines))
-    settings = load_settings(config_path=None, environ={}, overrides=[f"state.directory={tmp_path}"])
-    erasure = Erasure(settings, store, "42")
+    erasure = erasure_of(store, tmp_path, "42")
     assert erasure.erase(erasure.find()) == 0
     assert segment.read_bytes() == b" " * 32 + b"\r\n" + lines[1] + b"\0\0" + b" " * 19
     assert erasure.find() == ([], [], [])
@@ -333,18 +318,12 @@ def test_a_record_is_blanked_in_place_up_to_the_end_of_its_line(store: Store, tm
 
 
 def replayed(store: Store, directory: Path, *, ids: list[int] | None = None) -> list[Chunk]:
-    letters = open_letters(directory)
-    try:
+    with closing(open_letters(directory)) as letters:
         return list(Replay(letters, ids or store.letters.ids(EVERYTHING), itertools.count(50).__next__).chunks())
-    finally:
-        letters.close()
 
 
 def settled(stream: Stream, start: int, end: int, *rejections: Rejection, **counts: int) -> Checkpoint:
-    made = checkpoint(*rejections, stream=stream, end=end, **counts)
-    return Checkpoint(
-        **{name: getattr(made, name) for name in made.__struct_fields__ if name != "start_offset"}, start_offset=start
-    )
+    return msgspec.structs.replace(checkpoint(*rejections, stream=stream, end=end, **counts), start_offset=start)
 
 
 def test_letters_are_read_one_per_line_and_identified_by_offset(store: Store, tmp_path: Path):
@@ -394,7 +373,6 @@ def test_replayed_letters_move_in_the_totals_and_failed_ones_stay(store: Store, 
     assert (found["read"], found["accepted"], found["duplicates"], found["dead_lettered"]) == (5, 2, 0, 3)
     assert store.letters.ids(EVERYTHING) == [2, 4, 5]
     letter = store.letters.get(2)
-    assert letter
     assert (letter.rule, letter.status, letter.delivery, letter.attempts) == ("json", 400, "rejected", 1)
     assert (letter.first_at, letter.last_at, letter.path, letter.start_offset) == (1.0, 9.0, "/a", 1)
     assert [stream.stream_id for stream in store.streams.load("file")] == [1]
@@ -423,10 +401,9 @@ def test_a_replay_needs_no_room(make: Any, tmp_path: Path):
 
 def test_letters_can_be_read_while_a_shipper_writes(store: Store, tmp_path: Path):
     store.save([checkpoint(rejection())], 1.0)
-    letters = open_letters(tmp_path)
-    store.save([checkpoint(rejection(), end=200)], 2.0)
-    assert letters.ids(EVERYTHING) == [1, 2]
-    store._db.execute("BEGIN IMMEDIATE")
-    assert letters.count_by_rule() == {"ip": 2}
-    store._db.execute("ROLLBACK")
-    letters.close()
+    with closing(open_letters(tmp_path)) as letters:
+        store.save([checkpoint(rejection(), end=200)], 2.0)
+        assert letters.ids(EVERYTHING) == [1, 2]
+        store._db.execute("BEGIN IMMEDIATE")
+        assert letters.count_by_rule() == {"ip": 2}
+        store._db.execute("ROLLBACK")

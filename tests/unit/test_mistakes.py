@@ -112,17 +112,17 @@ def test_it_remembers_no_more_inputs_than_it_needs():
     assert len(counter._by_stream) == 999
 
 
-def test_a_clock_is_suspected_when_nearly_all_of_many_records_come_from_the_future():
+def test_a_clock_is_suspected_when_nearly_all_records_come_from_the_future():
     def suspects(*pieces: list[str]) -> bool:
         counter = MistakeCounter(0)
         for each in pieces[:-1]:
             counter.add(piece(stream(1), each))
         return counter.suspicious_future(piece(stream(1), pieces[-1])) > 0
 
-    assert suspects([FUTURE] * 20)
+    assert suspects([FUTURE])
     assert suspects(*[[FUTURE]] * 20), "in a trickle, too"
     assert suspects([FUTURE] * 950 + [GOOD] * 50)
-    assert not suspects([FUTURE] * 19)
+    assert not suspects([FUTURE, GOOD])
     assert not suspects([FUTURE] * 50 + [GOOD] * 50)
-    assert not suspects([FUTURE] * 19, [GOOD], [FUTURE])
+    assert not suspects([FUTURE] * 8, [GOOD])
     assert not suspects(["timestamp"] * 500), "no instants at all"

@@ -15,11 +15,11 @@ from shipper.codec.dedupe import DedupeWindow, accept_events, key_of
 from shipper.codec.rules import Columns, tally
 from shipper.config.settings import RecordsSettings
 from shipper.delivery.parts import event_in
-from shipper.model.records import Chunk, LedgerKey, Stream
+from shipper.model.records import LedgerKey
 from shipper.state.ledger import _Sums, sum_tallies
 from shipper.system.native import NATIVE
 from tests.cases import each
-from tests.unit.test_codec import LATEST, LIMIT, encode, good_lines, line
+from tests.unit.test_codec import LATEST, LIMIT, chunk_of, encode, good_lines, line, pieces_of
 
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the native extension is not installed or is disabled")
 
@@ -141,18 +141,12 @@ def settled(
     codec: Codec, data: bytes, **room: int
 ) -> tuple[list[bytes], list[tuple[int, str]], int, Counter[LedgerKey]]:
     """Encode, let each piece be accepted when the next one but one is encoded, and check what each says of itself."""
-    stream = Stream(stream_id=1, kind="file", path="x")
-    chunk = Chunk(stream=stream, start_offset=0, end_offset=len(data), data=data)
     sent: list[bytes] = []
     rejections: list[tuple[int, str]] = []
     counts: Counter[LedgerKey] = Counter()
-    duplicates, offset, open_pieces = 0, 0, []
-    while offset < len(data):
-        piece = codec.encode(chunk, offset, latest=LATEST, **room)
-        assert piece is not None
+    duplicates, open_pieces = 0, []
+    for piece in pieces_of(codec, chunk_of(data), **room):
         span = piece.span
-        assert span.start_offset == offset < span.end_offset
-        offset = span.end_offset
         lines = piece.lines.split(b"\n") if piece.events else []
         assert len(lines) == piece.events <= room["room_events"]
         assert len(piece.lines) <= room["room_bytes"]

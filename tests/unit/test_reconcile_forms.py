@@ -9,6 +9,7 @@ import re
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from html import unescape
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -57,12 +58,8 @@ def made(verdict: Verdict, *, is_alarmed: bool = False) -> Reconciliation:
         ("2026-10-05T12", 12, "", str(B)): 100,
         ("2026-10-05T12", 12, "1001", str(OTHERS)): 9,
     }
-    figures: dict[int, dict[tuple[int, int], tuple[int, int]]] = {
-        4: {(11, A): (1_234, 0)},
-        5: {(12, B): (100, -7 if is_alarmed else 0)},
-        6: {},
-        8: {},
-    }
+    figures: dict[int, dict[tuple[int, int], tuple[int, int]]] = {4: {(11, A): (1_234, 0)}, 6: {}, 8: {}}
+    figures[5] = {(12, B): (100, -7 if is_alarmed else 0)}
     left_out = []
     dead_letters: dict[LedgerKey, int] = {}
     if verdict in {"explained", "differences"}:
@@ -79,7 +76,7 @@ def made(verdict: Verdict, *, is_alarmed: bool = False) -> Reconciliation:
         accepted["2026-10-08T12", 11, "", str(A)] = 21
         figures[8] = {(11, A): (20, 0)}
     owners = Owners(named={1001: frozenset({A, B}), 2002: frozenset({OTHERS})})
-    periods = [Period(day(number), document(of_day)) for number, of_day in figures.items()]
+    periods = [Period(day(number), document(of_day)) for number, of_day in sorted(figures.items())]
     return compared(periods, accepted, dead_letters, owners=owners, excluded=left_out)
 
 
@@ -161,10 +158,8 @@ def in_workbook(result: Reconciliation) -> Shown:
 
 def first_figures(text: str) -> dict[str, Decimal]:
     """Read the totals in the headlines."""
-    figures = re.search(
-        r"Total [^:]*:\s+accepted\s+([\d,]+),\s+reported\s+([\d,]+),\s+difference\s+([-+]?[\d,]*\d)", text
-    )
-    assert figures
+    words = r"Total [^:]*:\s+accepted\s+([\d,]+),\s+reported\s+([\d,]+),\s+difference\s+([-+]?[\d,]*\d)"
+    figures = re.search(words, text)
     numbers = [Decimal(figure.replace(",", "")) for figure in figures.groups()]
     return dict(zip(("accepted", "reported", "difference"), numbers, strict=True))
 
@@ -178,7 +173,6 @@ def in_headlines(text: str, totals: dict[str, Decimal]) -> Shown:
 
     assert totals == {**totals, **first_figures(text)}
     verdict = re.search(r"Verdict: (agree|explained|differences|not yet judged|incomplete)\. ", text)
-    assert verdict
     totals = {**totals, "taken_back": -Decimal(count(r"the platform took back ([\d,]+) registrations"))}
     unassigned = count(r"Unassigned: ([\d,]+) accepted records")
     not_compared = count(r"not compared: .*? fetched\. ([\d,]+) accepted records")
@@ -188,7 +182,6 @@ def in_headlines(text: str, totals: dict[str, Decimal]) -> Shown:
 def in_page(result: Reconciliation) -> Shown:
     page = as_page(result)
     total = re.search(r'<tr class="account">(.*?)</tr>', page)
-    assert total
     values = [Decimal(value) for value in re.findall(r'<data value="([^"]+)"', total[1])]
     names = ("accepted", "result", "adjustment", "reported", "difference", "unexplained", "dead_letters")
     assert ("(4 of 5 periods)" in total[1]) == bool(result.not_compared)
@@ -207,10 +200,7 @@ def in_table(result: Reconciliation) -> Shown:
 
 @pytest.mark.parametrize(
     ("verdict", "is_alarmed"),
-    [
-        *(("agree", False), ("explained", False), ("explained", True), ("differences", False), ("differences", True)),
-        *(("incomplete", False), ("incomplete", True), ("not yet judged", False), ("not yet judged", True)),
-    ],
+    [("agree", False), *product(("explained", "differences", "incomplete", "not yet judged"), (False, True))],
 )
 def test_all_forms_give_the_same_verdict_and_the_same_numbers(verdict: Verdict, is_alarmed: bool):
     result = made(verdict, is_alarmed=is_alarmed)
@@ -239,10 +229,8 @@ def test_records_of_other_accounts_are_listed_only_on_request():
         *("of another account", "of account 2002; 9 of them contested", "differences", "false", "UTC"),
     ]
     read = as_json(result, "A note.", shows_others=True)
-    assert (read["account_id"], read["start"], read["end"], read["timezone"]) == (
-        *(1001, "2026-10-04", "2026-10-08"),
-        "UTC",
-    )
+    assert (read["account_id"], read["start"], read["end"]) == (1001, "2026-10-04", "2026-10-08")
+    assert read["timezone"] == "UTC"
     assert read["of_other_accounts"]["accepted"] == read["of_other_accounts"]["rows"][0]["accepted"] == 9
     assert "A note." in read["notes"]
     for form, shown in ((as_table, "of account 2002"), (as_page, "Of another account")):
@@ -251,15 +239,9 @@ def test_records_of_other_accounts_are_listed_only_on_request():
 
 def test_every_form_names_the_days_that_were_not_compared():
     result = made("incomplete")
-    forms = {
-        "table": as_table(result, width=100),
-        "page": as_page(result),
-        "csv": str(as_csv(result)),
-        "json": str(as_json(result)),
-    }
-    for form, text in forms.items():
-        assert ("7 October 2026" if form == "page" else "2026-10-07") in text, form
-        assert "its report could not be fetched" in " ".join(text.split()), form
+    for text in (as_table(result, width=100), as_page(result), str(as_csv(result)), str(as_json(result))):
+        assert ("7 October 2026" if text.startswith("<") else "2026-10-07") in text
+        assert "its report could not be fetched" in " ".join(text.split())
 
 
 def test_an_empty_day_is_a_row_so_that_no_file_is_empty():

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from shipper.model import wire
 from shipper.report.checks import Finding, check_opening_balance, check_report
-from shipper.report.document import read_report
 from shipper.report.ranges import DateRange
 from shipper.sandbox.report import build_report
 from tests.cases import each
@@ -87,7 +86,7 @@ def follows(made: wire.DailyReport, **others) -> dict[str, str]:
         (with_entries(entry(1, **{**KRONA, "exchange_rate": Decimal(0)})), {}),
         # Divided by the rate, a figure has no end.
         (
-            with_entries(entry(1, exchange_rate=Decimal(11)), outgoing_balance=Decimal("53.6")),
+            with_entries(entry(exchange_rate=Decimal(11)), outgoing_balance=Decimal("53.6")),
             {"figures": "0.091818181818"},
         ),
         # Figures of any length are added exactly.
@@ -130,15 +129,8 @@ def test_a_check_without_its_figure_is_undecided(missing):
     ],
 )
 def test_a_balance_is_consistent_if_any_use_of_the_exchange_rates_fits(outgoing, expected):
-    krona = entry(
-        2,
-        outgoing_balance=Decimal("11180.50"),
-        rev_share=pair("11180.50"),
-        cpa_revenue=pair("0"),
-        fees=pair("0"),
-        reporting_currency="Swedish Krona",
-        exchange_rate=Decimal("0.0892"),
-    )
+    earned = {"outgoing_balance": Decimal("11180.50"), "rev_share": pair("11180.50")}
+    krona = entry(2, **earned, cpa_revenue=pair("0"), fees=pair("0"), **{**KRONA, "exchange_rate": Decimal("0.0892")})
     assert follows(with_entries(entry(1), krona, outgoing_balance=Decimal(outgoing))) == expected
 
 
@@ -226,11 +218,7 @@ def test_unknown_currencies_are_compared_by_name():
 @pytest.mark.parametrize(
     ("changes", "check", "message"),
     [
-        (
-            {"active_customers": pair("2.5")},
-            "counts_are_whole",
-            "Active customers: the result 2.5 is not a whole number",
-        ),
+        ({"active_customers": pair("2.5")}, "counts_are_whole", "Active customers: the result 2.5 is not a whole"),
         ({"active_customers": pair("3", "-0.5")}, "counts_are_whole", "Active customers: the adjustment -0.5 is not"),
         ({"conversions": wire.Conversions(Decimal("0.25"))}, "counts_are_whole", "Clicks: the result 0.25"),
         ({"conversions": wire.Conversions(Decimal(-1))}, "counts_are_not_negative", "Clicks: the result -1 is below"),
@@ -239,11 +227,8 @@ def test_unknown_currencies_are_compared_by_name():
 def test_counts_are_whole_and_not_negative(changes, check, message):
     findings = [each for name, of_check in found(with_entries(entry(**changes))).items() for each in of_check]
     (finding,) = [each for each in findings if each.severity != "info"]
-    assert (finding.check, finding.severity, finding.where) == (
-        check,
-        "warning",
-        "brands[id=11].marketingSources[id=50121]",
-    )
+    assert (finding.check, finding.severity) == (check, "warning")
+    assert finding.where == "brands[id=11].marketingSources[id=50121]"
     assert finding.message.startswith(message)
 
 
@@ -282,29 +267,20 @@ def test_opening_balance_is_compared_with_the_period_before(opening, severity):
     assert finding.severity == severity
     assert ("a payout in between explains this" in finding.message) is (severity == "note")
     assert finding.residual == Decimal(opening) - Decimal("488.59")
+    assert check_opening_balance(made, replace(previous, outgoing_balance=None)).severity == "info"
 
 
 @each(
     ("end", "is_adjacent"),
     [
-        ("2025-12-31T23:59:59", True),
-        ("2025-12-31T00:00:00", True),
-        ("2026-01-01T00:00:00", True),
-        ("2025-12-30T23:59:59", False),
-        ("2026-01-01T00:00:01", False),
-        ("2026-01-31T23:59:59", False),
-        ("soon", False),
+        *((end, True) for end in ("2025-12-31T23:59:59", "2025-12-31T00:00:00", "2026-01-01T00:00:00")),
+        *((end, False) for end in ("2025-12-30T23:59:59", "2026-01-01T00:00:01", "2026-01-31T23:59:59", "soon")),
     ],
 )
 def test_only_adjacent_periods_are_compared(end, is_adjacent):
     previous = replace(report(), reporting_period=wire.ReportingPeriod("2025-12-01T00:00:00", end))
     finding = check_opening_balance(report(), previous)
     assert (finding.severity, finding.residual is None) == (("note", False) if is_adjacent else ("info", True))
-
-
-def test_missing_balance_of_the_period_before_is_no_warning():
-    previous = replace(report(start="2025-12-01", end="2025-12-31"), outgoing_balance=None)
-    assert check_opening_balance(report(), previous).severity == "info"
 
 
 @each(
@@ -324,10 +300,7 @@ def test_same_checksum_means_same_figures(changes, is_right):
 
 
 def test_report_without_any_optional_field_is_checked():
-    body = wire.encode_report(report(wire.Brand(id=1, marketing_sources=[wire.MarketingSource(id=1)])))
-    made = read_report(body, account_id=1001).report
+    made = report(wire.Brand(id=1, marketing_sources=[wire.MarketingSource(id=1)]))
     made = replace(made, opening_balance=None, outgoing_balance=None)
-    severities = {
-        finding.check: finding.severity for finding in check_report(made, requested=JANUARY, earlier_version=made)
-    }
-    assert {check for check, severity in severities.items() if severity != "info"} == {"currencies_have_rates"}
+    findings = check_report(made, requested=JANUARY, earlier_version=made)
+    assert {finding.check for finding in findings if finding.severity != "info"} == {"currencies_have_rates"}

@@ -12,19 +12,22 @@ import sys
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
 
 import pytest
 
 from shipper.cli.writing import write
+from shipper.model import wire
 from shipper.model.errors import ReportError, ShipperError
 from shipper.report.exports import DELIMITERS, to_csv, to_ndjson, to_parquet, to_xlsx
 from shipper.report.rows import Column, FlatTable, account_table, source_table
+from tests.cases import each
 from tests.report_documents import HOSTILE_NAMES, brand, entry, fetched, hostile, months, pair, report
 
-if TYPE_CHECKING:  # openpyxl and polars take a third of a second, which every process that collects tests would spend
+if TYPE_CHECKING:  # openpyxl takes a third of a second, which every process that collects tests would spend
     import openpyxl
 
 CREATED = datetime(2026, 2, 2, 8, 15, tzinfo=UTC)
@@ -46,12 +49,12 @@ def tables() -> list[FlatTable]:
     return [source_table(months()), account_table(months())]
 
 
-def table_of(name: str) -> FlatTable:
-    match name:
-        case "sources" | "accounts":
-            return tables()[name == "accounts"]
-        case _:
-            return awkward((LONG,)) if name == "long" else awkward()
+TABLES = {
+    "sources": lambda: tables()[0],
+    "accounts": lambda: tables()[1],
+    "awkward": awkward,
+    "long": lambda: awkward((LONG,)),
+}
 
 
 def column(table: FlatTable, name: str) -> list[object]:
@@ -60,6 +63,10 @@ def column(table: FlatTable, name: str) -> list[object]:
 
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+
+
+def of_source(source: wire.MarketingSource, number: int = 11) -> FlatTable:
+    return source_table([fetched(report(brand(source, number=number)))])
 
 
 def csv_rows(data: bytes, delimiter: str = ",") -> list[dict[str, str]]:
@@ -80,9 +87,9 @@ def xlsx_rows(data: bytes, name: str) -> list[dict[str, openpyxl.cell.Cell]]:
 # CSV
 
 
-@pytest.mark.parametrize("name", ["sources", "accounts", "awkward", "long"])
+@each("name", TABLES)
 def test_csv_has_every_value(name: str):
-    table = table_of(name)
+    table = TABLES[name]()
     rows = csv_rows(to_csv(table))
     assert len(rows) == len(table.rows)
     for row, values in zip(rows, table.rows, strict=True):
@@ -92,9 +99,8 @@ def test_csv_has_every_value(name: str):
                 assert Decimal(written) == value
                 assert "e" not in written.lower()
             else:
-                assert written == (
-                    "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-                )
+                text = str(value).lower() if isinstance(value, bool) else str(value)
+                assert written == ("" if value is None else text)
 
 
 def test_csv_keeps_the_decimals_of_the_document():
@@ -113,10 +119,8 @@ def test_csv_has_a_header_and_line_ends_of_rfc_4180():
 def test_csv_with_any_delimiter_is_read_back(delimiter):
     data = to_csv(source_table([fetched(hostile())]), delimiter=delimiter, has_bom=True)
     assert data.startswith(b"\xef\xbb\xbf")
-    rows = csv_rows(data[3:], delimiter)
-    assert [row["brand_name"].replace("'", "") for row in rows[::2]] == [
-        name.replace("'", "") for name in HOSTILE_NAMES
-    ]
+    names = [row["brand_name"].replace("'", "") for row in csv_rows(data[3:], delimiter)[::2]]
+    assert names == [name.replace("'", "") for name in HOSTILE_NAMES]
 
 
 def test_text_that_begins_like_a_formula_is_guarded_and_figures_are_not():
@@ -145,13 +149,13 @@ def test_text_that_begins_like_a_formula_is_guarded_and_figures_are_not():
     ],
 )
 def test_no_spreadsheet_interprets_a_name_as_a_formula_with_any_delimiter(name: str, written: str):
-    (row,) = csv_rows(to_csv(source_table([fetched(report(brand(entry(7, name=name))))])))
+    (row,) = csv_rows(to_csv(of_source(entry(7, name=name))))
     assert row["source_name"] == written
 
 
 def test_every_text_in_csv_is_quoted_and_no_figure_is():
-    lines = to_csv(source_table([fetched(report(brand(entry(7, name="fine"))))])).decode().splitlines()
-    table = source_table([fetched(report(brand(entry(7, name="fine"))))])
+    table = of_source(entry(7, name="fine"))
+    lines = to_csv(table).decode().splitlines()
     for column, value, cell in zip(table.columns, table.rows[0], lines[1].split(","), strict=True):
         assert cell.startswith('"') == (column.kind == "text" and value is not None), column.name
 
@@ -160,16 +164,16 @@ def test_every_text_in_csv_is_quoted_and_no_figure_is():
 def test_the_time_to_guard_a_text_is_linear(piece: str):
     """With quadratic time this would take hours."""
     name = piece * (80_000 // len(piece))
-    (row,) = csv_rows(to_csv(source_table([fetched(report(brand(entry(7, name=name))))])))
+    (row,) = csv_rows(to_csv(of_source(entry(7, name=name))))
     assert row["source_name"].replace("'", "") == name
 
 
 # JSON lines
 
 
-@pytest.mark.parametrize("name", ["sources", "accounts", "awkward", "long"])
+@each("name", TABLES)
 def test_ndjson_has_every_value_with_its_decimals(name: str):
-    table = table_of(name)
+    table = TABLES[name]()
     lines = to_ndjson(table).splitlines()
     assert len(lines) == len(table.rows)
     for line, values in zip(lines, table.rows, strict=True):
@@ -197,19 +201,20 @@ def test_ndjson_leaves_names_as_they_are():
 # Parquet
 
 
-@pytest.mark.parametrize("name", ["sources", "accounts", "awkward"])
-def test_parquet_has_every_value(name: str):
-    import polars
+@pytest.fixture
+def polars() -> Any:
+    return import_module("polars")  # takes a third of a second
 
-    table = table_of(name)
+
+@each("name", TABLES.keys() - {"long"})
+def test_parquet_has_every_value(polars: Any, name: str):
+    table = TABLES[name]()
     frame = polars.read_parquet(io.BytesIO(to_parquet(table)))
     assert frame.columns == [one.name for one in table.columns]
     assert frame.rows() == table.rows
 
 
-def test_parquet_has_one_schema_unless_a_figure_needs_more_decimals():
-    import polars
-
+def test_parquet_has_one_schema_unless_a_figure_needs_more_decimals(polars: Any):
     schemas = [polars.read_parquet_schema(io.BytesIO(to_parquet(table))) for table in (tables()[0], source_table([]))]
     assert schemas[0] == schemas[1]
     assert schemas[0]["fees_result"] == polars.Decimal(38, 4)
@@ -218,9 +223,7 @@ def test_parquet_has_one_schema_unless_a_figure_needs_more_decimals():
     assert polars.read_parquet_schema(io.BytesIO(to_parquet(awkward())))["fees_result"] == polars.Decimal(38, 5)
 
 
-def test_parquet_adds_exactly():
-    import polars
-
+def test_parquet_adds_exactly(polars: Any):
     frame = polars.read_parquet(io.BytesIO(to_parquet(awkward(("0.1",) * 1000))))
     assert frame["fees_result"].sum() == Decimal(100)
 
@@ -231,9 +234,7 @@ def test_figure_that_parquet_cannot_hold_is_an_error_and_not_rounded(figures):
         to_parquet(awkward(figures))
 
 
-def test_parquet_holds_its_maximum_precision():
-    import polars
-
+def test_parquet_holds_its_maximum_precision(polars: Any):
     figures = ("9" * 34 + ".9999", "-" + "9" * 34 + ".9999", "0.0001")
     frame = polars.read_parquet(io.BytesIO(to_parquet(awkward(figures))))
     assert frame["fees_result"].to_list()[:3] == list(map(Decimal, figures))
@@ -241,7 +242,7 @@ def test_parquet_holds_its_maximum_precision():
 
 def test_id_beyond_64_bits_is_an_error_in_parquet():
     with pytest.raises(ReportError, match="a value of brand_id does not fit"):
-        to_parquet(source_table([fetched(report(brand(entry(), number=2**63)))]))
+        to_parquet(of_source(entry(), number=2**63))
 
 
 # Workbook
@@ -249,7 +250,10 @@ def test_id_beyond_64_bits_is_an_error_in_parquet():
 
 def test_workbook_has_a_sheet_per_table_and_every_value():
     data = to_xlsx(tables(), created=CREATED)
-    assert sheets(data).sheetnames == ["sources", "accounts"]
+    book = sheets(data)
+    assert book.sheetnames == ["sources", "accounts"]
+    assert book["sources"].freeze_panes == "A2", "the header"
+    assert book["sources"].auto_filter.ref is not None
     for table in tables():
         rows = xlsx_rows(data, table.name)
         assert len(rows) == len(table.rows)
@@ -269,9 +273,7 @@ def test_every_figure_of_a_workbook_is_a_number_and_longer_ones_are_also_text():
     figures = column(table, "fees_result")
     assert {cell.data_type for cell in cells} == {"n"}
     assert cells[-1].value is figures[-1] is None
-    assert [cell.value for cell in cells[:-1]] == [
-        pytest.approx(float(str(value)), rel=1e-15) for value in figures[:-1]
-    ]
+    assert [cell.value for cell in cells[:-1]] == pytest.approx([*map(float, figures[:-1])], rel=1e-15)
     assert {cell.data_type for cell in exact[:-1]} == {"s"}
     assert [None if cell.value is None else Decimal(str(cell.value)) for cell in exact] == figures
     assert [cell.comment is not None for cell in cells] == [False] * 3 + [True] * 2 + [False] * 3 + [True, False]
@@ -308,8 +310,7 @@ def test_a_spreadsheet_adds_up_the_figures_of_a_column():
 
 
 def test_long_id_is_text_in_a_workbook():
-    table = source_table([fetched(report(brand(entry(), number=2**62)))])
-    (row,) = xlsx_rows(to_xlsx([table], created=CREATED), "sources")
+    (row,) = xlsx_rows(to_xlsx([of_source(entry(), number=2**62)], created=CREATED), "sources")
     assert row["brand_id"].value == str(2**62)
 
 
@@ -325,12 +326,6 @@ def test_names_in_a_workbook_are_neither_formulas_nor_links():
         assert b"<f>" not in archive.read("xl/worksheets/sheet1.xml")
 
 
-def test_header_of_a_sheet_is_frozen():
-    sheet = sheets(to_xlsx(tables(), created=CREATED))["sources"]
-    assert sheet.freeze_panes == "A2"
-    assert sheet.auto_filter.ref is not None
-
-
 def test_workbook_of_the_same_table_is_the_same():
     assert to_xlsx(tables(), created=CREATED) == to_xlsx(tables(), created=CREATED)
 
@@ -342,7 +337,7 @@ def test_workbook_is_made_without_temporary_files(monkeypatch):
 
 def test_text_longer_than_a_cell_is_an_error_and_not_truncated():
     with pytest.raises(ReportError, match="a value of source_name does not fit into a sheet of a workbook"):
-        to_xlsx([source_table([fetched(report(brand(entry(name="x" * 32_768))))])], created=CREATED)
+        to_xlsx([of_source(entry(name="x" * 32_768))], created=CREATED)
 
 
 def test_table_longer_than_a_sheet_is_an_error_and_not_truncated():

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -78,19 +78,6 @@ def test_same_content_is_counted_and_the_first_answer_stored(history: History):
     assert history.body(again) == body(request=0) != body(request=1)
 
 
-def test_another_content_is_a_restatement(history: History):
-    add(history, 1, at=1)
-    added = add(history, 2, at=2)
-    assert added.is_new
-    assert [history.body(version) for version in history.versions(PART)] == [body(1), body(2)]
-    assert history.versions(PART)[-1] == added
-
-
-def test_content_that_returns_is_a_restatement(history: History):
-    assert [add(history, amount, at).is_new for at, amount in enumerate([1, 2, 1, 1], start=1)] == [*[True] * 3, False]
-    assert kept(history) == [("1", 1, 1, 1), ("2", 2, 2, 1), ("1", 3, 4, 2)]
-
-
 def test_accounts_and_periods_are_separate(history: History):
     days = [DateRange(START, END), DateRange(START, START), DateRange(END, END)]
     parts = [Part(1001, days[0]), Part(1002, days[0]), Part(1001, days[1]), Part(1001, days[2])]
@@ -127,13 +114,16 @@ def test_a_clock_that_was_ahead_hides_no_restatement(history: History):
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 3), max_size=12))
+@example([1, 2, 1, 1])
 def test_a_version_is_a_run_of_equal_contents(tmp_path_factory: pytest.TempPathFactory, amounts: list[int]):
     with closing(History(tmp_path_factory.mktemp("state"))) as history:
-        news = [add(history, amount, at, request=at).is_new for at, amount in enumerate(amounts)]
+        added = [add(history, amount, at, request=at) for at, amount in enumerate(amounts)]
+        news = [version.is_new for version in added]
         runs = [list(run) for _, run in groupby(enumerate(amounts), key=lambda pair: pair[1])]
         assert kept(history) == [(str(run[0][1]), run[0][0], run[-1][0], len(run)) for run in runs]
         assert news == [index == 0 for run in runs for index in range(len(run))]
         versions = history.versions(PART)
+        assert versions[-1:] == added[-1:]
         assert [history.body(each) for each in versions] == [body(run[0][1], run[0][0]) for run in runs]
 
 
@@ -220,14 +210,11 @@ def test_directory_open_to_others_is_made_private(tmp_path: Path):
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
 
 
-def test_history_works_while_a_shipper_uses_the_state(tmp_path: Path):
+def test_a_shipper_and_a_history_can_use_the_state_at_the_same_time(tmp_path: Path):
     with locked_directory(tmp_path), closing(Store(tmp_path)), closing(History(tmp_path)) as history:
         assert add(history).is_new
-
-
-def test_a_shipper_can_use_the_state_while_a_history_is_open(tmp_path: Path):
-    with closing(History(tmp_path)) as history, locked_directory(tmp_path):
-        assert add(history).is_new
+    with closing(History(tmp_path)) as history, locked_directory(tmp_path), closing(Store(tmp_path)):
+        assert add(history, 2, at=2).is_new
 
 
 def test_directory_that_cannot_be_created_is_named(tmp_path: Path):
@@ -236,17 +223,19 @@ def test_directory_that_cannot_be_created_is_named(tmp_path: Path):
         History(tmp_path / "file")
 
 
+def sql(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path)) as db, db:
+        for statement in statements:
+            db.execute(statement)
+
+
 def foreign(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("CREATE TABLE theirs (one)")
-        db.commit()
+    sql(path, "PRAGMA journal_mode = WAL", "CREATE TABLE theirs (one)")
 
 
 def newer(path: Path) -> None:
     History(path.parent).close()
-    with closing(sqlite3.connect(path)) as db:
-        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    sql(path, f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
 
 
 def of_the_records(path: Path) -> None:
@@ -260,20 +249,17 @@ def of_the_records(path: Path) -> None:
     [
         (foreign, "not written by shipper"),
         (of_the_records, "not written by shipper"),
-        (
-            newer,
-            f"{SCHEMA_VERSION + 1}, and this version of shipper needs schema version {SCHEMA_VERSION}: use the version",
-        ),
+        (newer, f"{SCHEMA_VERSION + 1}, .* shipper needs schema version {SCHEMA_VERSION}: use the version"),
         (lambda path: path.write_bytes(b"text" * 1000), "not a database"),
     ],
 )
 def test_foreign_or_damaged_file_is_left_unchanged(tmp_path: Path, make, why):
     path = tmp_path / "reports.db"
     make(path)
-    before = path.read_bytes() if path.is_file() else None
+    before = path.read_bytes()
     with pytest.raises(StateError, match=rf"reports\.db cannot be used \(.*({why}).*left unchanged.*move it away"):
         History(tmp_path)
-    assert (path.read_bytes() if path.is_file() else None) == before
+    assert path.read_bytes() == before
 
 
 def test_empty_file_is_used(tmp_path: Path):
@@ -285,9 +271,7 @@ def test_empty_file_is_used(tmp_path: Path):
 def test_damage_is_named(tmp_path: Path):
     with closing(History(tmp_path)) as history:
         version = add(history)
-    with closing(sqlite3.connect(tmp_path / "reports.db")) as db:
-        db.execute("UPDATE versions SET body = x'00'")
-        db.commit()
+    sql(tmp_path / "reports.db", "UPDATE versions SET body = x'00'")
     with closing(History(tmp_path)) as history, pytest.raises(StateError, match=r"reports\.db cannot be used"):
         history.body(version)
     with open(tmp_path / "reports.db", "r+b") as file:
@@ -341,23 +325,15 @@ WRITERS, ROUNDS = 3, 10
 
 def test_processes_may_create_and_write_it_concurrently(tmp_path: Path):
     with ExitStack() as running:
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        words = [sys.executable, "-c", WRITER]
         writers = [
-            running.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-c", WRITER, str(number), str(tmp_path), str(ROUNDS)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    cwd=Path(__file__).parents[2],
-                )
-            )
+            running.enter_context(subprocess.Popen([*words, str(number), str(tmp_path), str(ROUNDS)], **pipes))
             for number in range(WRITERS)
         ]
         for writer in writers:
-            assert writer.stdout is not None
             assert writer.stdout.readline() == b"ready\n"
         for number, writer in enumerate(writers):
-            assert writer.stdin is not None
             writer.stdin.write(body(number))
             writer.stdin.close()
             writer.stdin = None

@@ -10,9 +10,8 @@ from shipper.codec.codec import Codec
 from shipper.codec.dedupe import accept_events
 from shipper.codec.rules import NESTING_MAX
 from shipper.config.settings import RecordsSettings
-from shipper.model.records import Chunk, Stream
 from tests.cases import each
-from tests.unit.test_codec import LATEST, LIMIT, MISSING, encode, good_lines, joined, line
+from tests.unit.test_codec import LATEST, LIMIT, MISSING, chunk_of, encode, good_lines, joined, line
 
 NAMESPACE = UUID("6f1d6b0e-6c7c-5d4b-9c1e-0f6f2a1f7a55")
 LOW = {"ConsumerCountry": "gb"}
@@ -61,14 +60,9 @@ def test_nothing_is_counted_if_nothing_is_changed():
 
 
 def test_one_record_that_outgrows_the_room_is_left_for_later():
-    short = line(1, AffiliateID=MISSING)
-    normal = line(1)
-    chunk = Chunk(
-        stream=Stream(stream_id=1, kind="file", path="x"), start_offset=0, end_offset=len(short) + 1, data=short + b"\n"
-    )
+    normal, chunk = line(1), chunk_of(line(1, AffiliateID=MISSING) + b"\n")
     assert codec().encode(chunk, 0, room_events=5, room_bytes=len(normal) - 1, latest=LATEST) is None
     piece = codec().encode(chunk, 0, room_events=5, room_bytes=len(normal), latest=LATEST)
-    assert piece is not None
     assert len(piece.lines) == len(normal)
 
 

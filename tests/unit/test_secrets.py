@@ -1,4 +1,4 @@
-"""Secrets from commands: run without a shell, limited in time and size, and never shown."""
+"""Secrets: from commands, without a shell and never shown; what to do when one is refused; and their reloading."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from typing import Any
 import anyio
 import anyio.abc
 import pytest
+from msgspec.structs import replace
 
 from shipper.config import secrets
 from shipper.config.secrets import LiteralSecret, Secret, SecretReference, check_secret, decode_secret, fetch_secret
+from shipper.config.settings import EndpointSettings, OAuth2Settings, Settings, load_settings
 from shipper.model.errors import ConfigError
+from shipper.pipeline.reload import reload_settings
+from shipper.status.pauses import ADVICE, ReloadAdvice, advice_on
+from tests.cases import each
 
 CANARY = "Zx9-unmistakable"
 
@@ -121,26 +126,23 @@ async def test_an_error_for_a_credential_outside_its_unit_tells_how_to_run_a_com
     assert words.endswith("failed with exit code 1; the unit needs LoadCredential=intake-key")
 
 
-async def test_a_hung_command_is_killed_with_its_children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(secrets, "COMMAND_LIMIT_S", 0.5)
-    os.mkfifo(fifo := tmp_path / "fifo")
-    # Both the shell and its child hold the pipe open for writing: its end tells that both are gone.
-    assert "sh did not end within 0.5 s" in await refused(script(f"exec 3<>{fifo}; sleep 1000; true"))
-    with anyio.fail_after(20):
-        while _has_writer(fifo):
-            await anyio.sleep(0.01)
-
-
-@pytest.mark.parametrize("output", [">/dev/null", ""], ids=["without the output", "with the output open"])
-async def test_processes_left_by_a_command_are_killed(output: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("commands", "is_hung"),
+    [("sleep 1000; true", True), ("sleep 1000 & echo secret", True), ("sleep 1000 >/dev/null & echo secret", False)],
+    ids=["hung", "with the output open", "without the output"],
+)
+async def test_a_hung_command_and_processes_left_by_one_are_killed(
+    commands: str, is_hung: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     """Also after the command itself has ended, so that its process id is nobody's any more."""
     monkeypatch.setattr(secrets, "COMMAND_LIMIT_S", 0.5)
     os.mkfifo(fifo := tmp_path / "fifo")
-    left = script(f"exec 3<>{fifo}; sleep 1000 {output} & echo secret")
-    if output:
-        assert await fetch_secret(left, key="k") == "secret"
-    else:
+    # The shell and its children hold the pipe open for writing: its end tells that all are gone.
+    left = script(f"exec 3<>{fifo}; {commands}")
+    if is_hung:
         assert "sh did not end within 0.5 s" in await refused(left)
+    else:
+        assert await fetch_secret(left, key="k") == "secret"
     with anyio.fail_after(20):
         while _has_writer(fifo):
             await anyio.sleep(0.01)
@@ -220,3 +222,89 @@ async def test_a_secret_for_a_body_may_contain_any_characters():
     assert await fetch_secret(command("echo", password), key="k", is_for_header=False) == password
     with pytest.raises(ConfigError, match="outside Latin-1"):
         await fetch_secret(command("echo", password), key="k")
+
+
+# Advice ---------------------------------------------------------------------------------------------------------------
+
+
+BASE = "https://intake.example.com"
+RENEWAL = ReloadAdvice("reload it", "restart it")
+FILE = SecretReference(file="/run/secret")
+
+
+def intake(**fields: object) -> EndpointSettings:
+    return EndpointSettings(**{"base_url": BASE, "subscription_key": FILE, "token": FILE, **fields})
+
+
+@each(
+    ("secret", "advice"),
+    [
+        (FILE, "write a valid {} into /run/secret; it is read automatically"),
+        (command("print-it", "argument"), "make print-it print a valid {}; it is run again automatically"),
+        (SecretReference(env="NAME"), "set a valid {} in the environment variable NAME, then restart it"),
+        (LiteralSecret("x", "/etc/x.toml"), "write a valid {} as intake.{key} into /etc/x.toml, then reload it"),
+        (LiteralSecret("x", "environment A"), "set a valid {} in the environment variable A, then restart it"),
+        (LiteralSecret("x", "--set x=…"), "pass a valid {} as intake.{key}, then restart it"),
+        (LiteralSecret("x"), "pass a valid {} as intake.{key}, then restart it"),
+    ],
+)
+def test_the_advice_fits_where_the_refused_secret_comes_from(secret: Secret, advice: str):
+    for reason, key, noun in (("token", "token", "token"), ("subscription_key", "subscription_key", "key")):
+        settings = intake(**{key: secret})
+        assert advice_on(reason, settings, RENEWAL) == advice.format(noun, key=key)
+
+
+def test_each_of_two_keys_is_named():
+    advice = advice_on("subscription_key", intake(subscription_key_secondary=SecretReference(env="B")), RENEWAL)
+    assert advice == (
+        "intake.subscription_key: write a valid key into /run/secret; it is read automatically; "
+        "intake.subscription_key_secondary: set a valid key in the environment variable B, then restart it"
+    )
+
+
+def test_advice_names_settings_and_secret_of_the_token_endpoint():
+    oauth2 = OAuth2Settings(token_url=f"{BASE}/token", client_id="x", client_secret=FILE)
+    assert advice_on("token", intake(token=None, oauth2=oauth2), RENEWAL) == (
+        "correct client_id, scope and grant of intake.oauth2, then reload it; "
+        "or write a valid secret into /run/secret; it is read automatically"
+    )
+
+
+def test_other_reasons_have_the_advice_of_the_table():
+    assert advice_on("forbidden", intake(), RENEWAL) == ADVICE["forbidden"]
+    assert advice_on("no such", intake(), RENEWAL) == ""
+
+
+def test_a_literal_secret_has_a_source_that_does_not_affect_equality(tmp_path: Path):
+    file = tmp_path / "shipper.toml"
+    file.write_text(f'[intake]\nbase_url = "{BASE}"\nsubscription_key = "a"\ntoken = "b"\n')
+    variables = {"SHIPPER__INTAKE__TOKEN": "b"}
+    plain, other = (load_settings(config_path=file, environ=each).intake for each in ({}, variables))
+    assert (plain.subscription_key.source, plain.token.source) == (str(file), str(file))
+    assert (other.subscription_key.source, other.token.source) == (str(file), "environment SHIPPER__INTAKE__TOKEN")
+    assert plain == other
+
+
+# Reload ---------------------------------------------------------------------------------------------------------------
+
+
+INTAKE = EndpointSettings(base_url="https://one.example.com", subscription_key="key", token="token")
+OLD = Settings(intake=INTAKE)
+
+
+@each(
+    ("changes", "changed", "deferred"),
+    [
+        ({"token": "new"}, ["intake.token"], []),
+        ({"proxy": "http://proxy.example.com"}, [], ["intake.proxy"]),
+        # A token for another address must not be sent to this one.
+        ({"base_url": "https://two.example.com", "token": "new"}, [], ["intake.base_url", "intake.token"]),
+    ],
+)
+def test_new_credentials_apply_at_once_unless_the_address_changes(
+    changes: dict[str, str], changed: list[str], deferred: list[str]
+):
+    reload = reload_settings(OLD, replace(OLD, intake=replace(INTAKE, **changes)))
+    assert (reload.changed, reload.deferred) == (changed, deferred)
+    applied = {name: value for name, value in changes.items() if f"intake.{name}" in changed}
+    assert reload.settings.intake == replace(INTAKE, **applied)

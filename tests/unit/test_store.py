@@ -21,7 +21,7 @@ import pytest
 
 from shipper.model.errors import ConfigError, StateError, StateInUseError, StateUnwritableError
 from shipper.model.records import Checkpoint, Head, Rejection, Stream, digest
-from shipper.state.directory import locked_directory
+from shipper.state.directory import lock_holder, locked_directory
 from shipper.state.schema import SCHEMA_VERSION, open_for_reading
 from shipper.state.sqlite import translate_errors
 from shipper.state.store import Store
@@ -42,34 +42,22 @@ def checkpoint(stream_id: int = 1, end: int = 100, *, bad: int = 1, **changes: A
 
 
 def dead_letters(directory: Path) -> list[tuple[Any, ...]]:
-    with sqlite3.connect(directory / "state.db") as db:
-        rows = db.execute("SELECT stream_id, start_offset, rule, delivery, raw FROM dead_letters").fetchall()
-    db.close()
-    return rows
-
-
-@pytest.fixture
-def store(tmp_path: Path):
-    store = Store(tmp_path)
-    yield store
-    store.close()
+    with closing(sqlite3.connect(directory / "state.db")) as db:
+        return db.execute("SELECT stream_id, start_offset, rule, delivery, raw FROM dead_letters").fetchall()
 
 
 def test_saved_data_survives_a_restart(tmp_path: Path):
-    store = Store(tmp_path)
-    store.save([checkpoint(end=100), checkpoint(2, 50, inode=7, bad=0)], now_s=1.0)
-    store.save([checkpoint(end=180, bad=0)], now_s=2.0)
-    store.close()
-    store = Store(tmp_path)
-    first, second = store.streams.load("file")
-    assert (first.stream_id, first.marker) == (1, (180, 4, digest(b"tail")))
-    assert (second.stream_id, second.checkpoint) == (2, 50)
-    totals = store.totals()
-    assert (totals.read, totals.accepted, totals.dead_lettered, totals.duplicates) == (16, 12, 1, 3)
-    assert totals.read == totals.accepted + totals.dead_lettered + totals.duplicates
-    assert dead_letters(tmp_path) == [(1, 0, "ip", "invalid", b"\xff{}")]
-    assert store.streams.newest_id() == 2
-    store.close()
+    with closing(Store(tmp_path)) as store:
+        store.save([checkpoint(end=100), checkpoint(2, 50, inode=7, bad=0)], now_s=1.0)
+        store.save([checkpoint(end=180, bad=0)], now_s=2.0)
+    with closing(Store(tmp_path)) as store:
+        first, second = store.streams.load("file")
+        assert (first.stream_id, first.marker) == (1, (180, 4, digest(b"tail")))
+        assert (second.stream_id, second.checkpoint) == (2, 50)
+        totals = store.totals()
+        assert (totals.read, totals.accepted, totals.dead_lettered, totals.duplicates) == (16, 12, 1, 3)
+        assert dead_letters(tmp_path) == [(1, 0, "ip", "invalid", b"\xff{}")]
+        assert store.streams.newest_id() == 2
 
 
 def test_a_file_system_that_cannot_sync_a_directory_holds_the_accepted_ids(
@@ -138,10 +126,8 @@ def garbage(path: Path) -> None:
 
 
 def foreign(path: Path) -> None:
-    db = sqlite3.connect(path)
-    db.execute("CREATE TABLE mine (x)")
-    db.commit()
-    db.close()
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE mine (x)")
 
 
 @pytest.mark.parametrize("spoil", [garbage, foreign])
@@ -179,7 +165,6 @@ def test_the_error_for_a_directory_in_use_names_the_first_process(tmp_path: Path
     with subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
-        assert holder.stdout
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(StateInUseError, match=f"process {holder.pid}"), locked_directory(tmp_path):
             pass
@@ -205,12 +190,8 @@ def test_a_new_directory_is_removed_after_a_configuration_error_unless_it_has_co
         (directory / "note").touch()
 
     path = tmp_path / "a" / "state"
-    for use, is_kept in (
-        (lambda directory: Store(directory).close(), False),
-        (settle, True),
-        (spool, True),
-        (note, True),
-    ):
+    nothing = (lambda directory: Store(directory).close(), False)
+    for use, is_kept in (nothing, (settle, True), (spool, True), (note, True)):
         with pytest.raises(ConfigError, match="wrong"), locked_directory(path) as directory:
             use(directory)
             raise ConfigError("wrong")
@@ -258,16 +239,12 @@ def test_settled_until_is_the_last_time_whose_end_the_checkpoint_has_passed(stor
 # After accidents ------------------------------------------------------------------------------------------------------
 
 
-STREAMS = 299
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The bytes of a database with some hundred streams and dead letters."""
     directory = tmp_path_factory.mktemp("whole")
-    store = Store(directory)
-    store.save([checkpoint(number, 100, inode=number, bad=2) for number in range(1, STREAMS + 1)], now_s=1.0)
-    store.close()
+    with closing(Store(directory)) as store:
+        store.save([checkpoint(number, 100, inode=number, bad=2) for number in range(1, 300)], now_s=1.0)
     return (directory / "state.db").read_bytes()
 
 
@@ -277,75 +254,54 @@ def test_a_truncated_database_is_refused_and_left_unchanged(
     tmp_path: Path, whole: bytes, share: float, is_at_a_page: bool
 ):
     length = int(len(whole) * share) + 1
-    cut = whole[: (length // 4096 + 1) * 4096 if is_at_a_page else length]
-    assert len(cut) < len(whole) or is_at_a_page
-    if len(cut) >= len(whole):
-        cut = whole[:-4096]
+    cut = whole[: min((length // 4096 + 1) * 4096, len(whole) - 4096) if is_at_a_page else length]
     path = tmp_path / "state.db"
     path.write_bytes(cut)
-
-    def use() -> None:
-        store = Store(tmp_path)
-        try:
-            store.streams.load("file")
-            store.totals()
-            store.save([checkpoint(1000, inode=1000)], now_s=2.0)
-        finally:
-            store.close()
-
-    with pytest.raises(StateError):
-        use()
+    with pytest.raises(StateError), closing(Store(tmp_path)) as store:
+        store.streams.load("file")
+        store.totals()
+        store.save([checkpoint(1000, inode=1000)], now_s=2.0)
     assert path.read_bytes() == cut
 
 
 def test_an_interrupted_transaction_leaves_nothing(tmp_path: Path):
-    store = Store(tmp_path)
-    store.save([checkpoint(end=10, bad=0)], now_s=1.0)
-    child = os.fork()
-    if not child:  # a crash: no exit handlers, no rollback
-        db = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
-        db.execute("BEGIN IMMEDIATE")
-        db.execute("UPDATE streams SET checkpoint = 99999")
-        os._exit(0)
-    os.waitpid(child, 0)
-    store.close()
-    store = Store(tmp_path)
-    assert [stream.checkpoint for stream in store.streams.load("file")] == [10]
-    store.save([checkpoint(end=20, bad=1)], now_s=2.0)
-    assert (store.totals().read, len(dead_letters(tmp_path))) == (11, 1)
-    store.close()
+    with closing(Store(tmp_path)) as store:
+        store.save([checkpoint(end=10, bad=0)], now_s=1.0)
+        child = os.fork()
+        if not child:  # a crash: no exit handlers, no rollback
+            db = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
+            db.execute("BEGIN IMMEDIATE")
+            db.execute("UPDATE streams SET checkpoint = 99999")
+            os._exit(0)
+        os.waitpid(child, 0)
+    with closing(Store(tmp_path)) as store:
+        assert [stream.checkpoint for stream in store.streams.load("file")] == [10]
+        store.save([checkpoint(end=20, bad=1)], now_s=2.0)
+        assert (store.totals().read, len(dead_letters(tmp_path))) == (11, 1)
 
 
-def test_a_store_locked_by_another_writer_raises_that_nothing_was_saved(tmp_path: Path):
-    store = Store(tmp_path)
-    other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    store._db.execute("PRAGMA busy_timeout = 1")
-    with pytest.raises(StateError, match="nothing is lost"):
-        store.save([checkpoint()], now_s=1.0)
-    other.execute("ROLLBACK")
-    other.close()
+def test_a_store_locked_by_another_writer_raises_that_nothing_was_saved(store: Store, tmp_path: Path):
+    with closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        store._db.execute("PRAGMA busy_timeout = 1")
+        with pytest.raises(StateError, match="nothing is lost"):
+            store.save([checkpoint()], now_s=1.0)
     assert (store.streams.load("file"), dead_letters(tmp_path)) == ([], [])
     store.save([checkpoint()], now_s=1.0)
     assert len(store.streams.load("file")) == 1
-    store.close()
 
 
-def test_many_rejections_are_saved_with_their_original_bytes(tmp_path: Path):
-    store = Store(tmp_path)
+def test_many_rejections_are_saved_with_their_original_bytes(store: Store, tmp_path: Path):
     store.save([checkpoint(bad=1000), checkpoint(2, inode=2, bad=1)], now_s=1.0)
     rows = dead_letters(tmp_path)
     assert len(rows) == 1001
     assert {row[4] for row in rows} == {b"\xff{}"}
     assert sorted(row[1] for row in rows if row[0] == 1) == list(range(1000))
-    store.close()
 
 
-def test_saving_nothing_changes_nothing(tmp_path: Path):
-    store = Store(tmp_path)
+def test_saving_nothing_changes_nothing(store: Store):
     store.save([], now_s=1.0)
     assert (store.totals().read, store.streams.load("file"), store.streams.newest_id()) == (0, [], 0)
-    store.close()
 
 
 def test_an_impossible_directory_is_a_configuration_error(tmp_path: Path):
@@ -368,46 +324,32 @@ def test_the_lock_is_released_with_its_holder_whatever_the_file_contains(tmp_pat
         pass
 
 
-@each(
-    ("code", "is_full"),
-    [
-        (sqlite3.SQLITE_FULL, True),
-        (sqlite3.SQLITE_IOERR_SHMSIZE, True),
-        (sqlite3.SQLITE_IOERR_WRITE, True),
-        (sqlite3.SQLITE_CORRUPT, False),
-        (sqlite3.SQLITE_IOERR_READ, False),
-    ],
-)
-def test_a_full_disk_at_startup_is_not_reported_as_a_broken_state(code: int, is_full: bool):
+def failure(code: int) -> sqlite3.OperationalError:
     error = sqlite3.OperationalError("it did not work")
     error.sqlite_errorcode = code
-    with pytest.raises(StateError) as caught, translate_errors(Path("state.db")):
-        raise error
-    assert isinstance(caught.value, StateUnwritableError) == is_full
-    assert ("make room" in str(caught.value)) == is_full
+    return error
 
 
 @each(
-    ("error", "is_intact"),
+    ("error", "advice"),
     [
-        (sqlite3.SQLITE_CORRUPT, False),
-        (sqlite3.SQLITE_NOTADB, False),
-        (sqlite3.SQLITE_IOERR_READ, True),
-        (sqlite3.SQLITE_CANTOPEN, True),  # no free inode for the log, or too many open files
-        (sqlite3.SQLITE_BUSY, True),
-        (OSError(errno.EIO, "Input/output error"), True),
+        (failure(sqlite3.SQLITE_FULL), "make room"),
+        (failure(sqlite3.SQLITE_IOERR_SHMSIZE), "make room"),
+        (failure(sqlite3.SQLITE_IOERR_WRITE), "make room"),
+        (failure(sqlite3.SQLITE_CORRUPT), "move it away"),
+        (failure(sqlite3.SQLITE_NOTADB), "move it away"),
+        (failure(sqlite3.SQLITE_IOERR_READ), "may be intact, so keep it"),
+        (failure(sqlite3.SQLITE_CANTOPEN), "may be intact, so keep it"),  # no free inode, or too many open files
+        (failure(sqlite3.SQLITE_BUSY), "may be intact, so keep it"),
+        (OSError(errno.EIO, "Input/output error"), "may be intact, so keep it"),
     ],
 )
-def test_only_a_damaged_database_is_to_be_moved_away(tmp_path: Path, error: int | OSError, is_intact: bool):
-    if isinstance(error, int):
-        raised: Exception = sqlite3.OperationalError("it did not work")
-        raised.sqlite_errorcode = error  # type: ignore[attr-defined]
-    else:
-        raised = error
-    with pytest.raises(StateError) as caught, translate_errors(tmp_path / "state.db"):
-        raise raised
-    assert ("move it away" in str(caught.value)) != is_intact
-    assert ("may be intact, so keep it" in str(caught.value)) == is_intact
+def test_only_a_damaged_database_is_to_be_moved_away_and_a_full_disk_is_not_one(error: Exception, advice: str):
+    with pytest.raises(StateError) as caught, translate_errors(Path("state.db")):
+        raise error
+    assert isinstance(caught.value, StateUnwritableError) == (advice == "make room")
+    for words in ("make room", "move it away", "may be intact, so keep it"):
+        assert (words in str(caught.value)) == (words == advice)
 
 
 def test_damage_inside_a_database_is_found_before_anything_is_sent(tmp_path: Path):
@@ -426,10 +368,8 @@ def test_damage_inside_a_database_is_found_before_anything_is_sent(tmp_path: Pat
 
 
 def test_damage_found_while_saving_is_reported_with_advice(store: Store):
-    error = sqlite3.DatabaseError("database disk image is malformed")
-    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
     with pytest.raises(StateError, match=r"left unchanged.*move it away") as caught, store._transaction():
-        raise error
+        raise failure(sqlite3.SQLITE_CORRUPT)
     assert not isinstance(caught.value, StateUnwritableError)
 
 
@@ -493,6 +433,19 @@ def test_an_own_directory_open_to_others_is_made_private(tmp_path: Path):
     path.chmod(0o777)
     with locked_directory(path):
         assert path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_file_system_without_locks_is_refused_with_advice_and_has_no_holder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def flock(*_: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    (tmp_path / "lock").touch()
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(ConfigError, match=f"cannot lock {tmp_path}/lock .* such as a local disk"):
+        locked_directory(tmp_path).__enter__()
+    assert lock_holder(tmp_path) is None
 
 
 @pytest.mark.parametrize("target", ["there", "not there"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -15,15 +14,16 @@ from structlog.testing import capture_logs
 from shipper.codec.codec import Codec
 from shipper.config.settings import RecordsSettings
 from shipper.model.framing import LINES, BatchElements, CsvRows, Framing
-from shipper.model.records import Chunk, Stream
+from shipper.model.records import Stream
 from shipper.state.sqlite import transaction
 from shipper.status.live import Board, Live
 from shipper.status.watchdog import Watchdog
-from shipper.system.work import StuckPlaces, WorkItem, at_work, recorded, set_recorder, waiting, work_items
+from shipper.system.work import StuckPlaces, WorkItem, at_work, recorded, waiting, work_items
 from tests.cases import each
+from tests.unit.test_codec import chunk_of
 
 LIMIT_S = 10.0
-READ = WorkItem("read", "/in/a.ndjson", "1:2", 70)
+READ, FIND = WorkItem("read", "/in/a.ndjson", "1:2", 70), WorkItem("find", "/in/*")
 
 
 class Looks:
@@ -80,7 +80,7 @@ def test_work_that_advances_in_steps_or_nested_pieces_is_not_stuck(looks: Looks)
 
 
 def test_a_wait_within_some_work_is_not_stuck(looks: Looks):
-    with at_work(WorkItem("find", "/in/*")):
+    with at_work(FIND):
         with waiting():
             assert looks(30) == ""
         assert looks(10) == ""
@@ -92,7 +92,7 @@ def test_a_transaction_that_waits_for_another_process_is_not_stuck(looks: Looks,
     begun = threading.Event()
 
     def save(db: sqlite3.Connection) -> None:
-        with closing(db), at_work(WorkItem("find", "/in/*")):
+        with closing(db), at_work(FIND):
             begun.set()
             with transaction(db, path):
                 pass
@@ -150,22 +150,8 @@ def test_a_name_is_shown_in_printable_form(looks: Looks):
 # From one start to the next ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def after() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-    set_recorder(None)
-
-
 def start(folder: Path) -> StuckPlaces:
     return StuckPlaces(folder, limit_s=LIMIT_S)
-
-
-def stuck_until_killed(folder: Path, *items: WorkItem) -> None:
-    """Be a process that is stuck, which others notice, and killed."""
-    places = start(folder)
-    for item in items:
-        places.add(item)
 
 
 def test_an_input_is_skipped_after_two_starts_stuck_at_the_same_place(tmp_path: Path):
@@ -179,16 +165,18 @@ def test_an_input_is_skipped_after_two_starts_stuck_at_the_same_place(tmp_path: 
 
 
 def test_work_that_ends_after_all_is_forgotten(tmp_path: Path):
-    stuck_until_killed(tmp_path, READ)
-    places = start(tmp_path)
-    places.add(READ)
+    for _ in range(2):  # processes that are stuck, which others notice, and killed
+        places = start(tmp_path)
+        places.add(READ)
     places.remove(READ)
     assert not start(tmp_path).skip_reason("read", "1:2", 70)
 
 
 def test_an_orderly_end_forgets_all_places_except_where_it_is_stuck(tmp_path: Path):
     for _ in range(2):
-        stuck_until_killed(tmp_path, READ, WorkItem("find", "/x/*", "/x/*"))
+        places = start(tmp_path)
+        places.add(READ)
+        places.add(WorkItem("find", "/x/*", "/x/*"))
     places = start(tmp_path)
     with places.recording():
         places.add(READ)
@@ -268,9 +256,8 @@ FRAMINGS: dict[str, tuple[Framing, bytes, list[bytes]]] = {
 @each("framing", list(FRAMINGS))
 def test_exactly_the_next_record_is_rejected_unread(framing: str):
     how, data, records = FRAMINGS[framing]
-    stream = Stream(stream_id=1, kind="file", path="x", framing=how)
     origin = 1000
-    chunk = Chunk(stream=stream, start_offset=origin, end_offset=origin + len(data), data=data)
+    chunk = chunk_of(data, start=origin, framing=how)
     codec = Codec(RecordsSettings(), max_record_bytes=10_000)
     offset, refused = origin, []
     while offset < chunk.end_offset:

@@ -119,9 +119,8 @@ def test_a_small_file_is_read_in_the_first_turn_beside_a_huge_one_that_takes_man
         assert is_bounded(work.take()), f"turn {turns - 1}"
         chunks += bench.look(float(turns))
         if turns in {1, 3, 5}:
-            assert [chunk.data for chunk in chunks if chunk.stream.path.endswith("b.log")] == [GOOD] * (
-                (turns + 1) // 2
-            )
+            of_small = [chunk.data for chunk in chunks if chunk.stream.path.endswith("b.log")]
+            assert of_small == [GOOD] * ((turns + 1) // 2)
             with (bench.folder / "b.log").open("ab") as out:
                 out.write(GOOD)
             follower.files.touch([str(bench.folder / "b.log")])
@@ -164,15 +163,12 @@ def test_long_work_that_advances_is_not_stuck(tmp_path: Path):
 
 def test_a_huge_copy_is_compared_in_turns_and_a_small_file_is_read_meanwhile(bench: Bench, work: Work):
     line = b"y" * (READ_BYTES - 1) + b"\n"
-    original = bench.folder / "app.log"
-    with original.open("wb") as out:
-        out.writelines([line] * (4 * TURN_BYTES // READ_BYTES))
+    huge = line * (4 * TURN_BYTES // READ_BYTES)
+    bench.write("app.log", huge)
     bench.start("app.log", "b.log")
     while bench.follower.files.has_ready:
         settle(bench.store, bench.follower.files.read(1.0))
-    copy = bench.folder / "app.log.1"
-    with copy.open("wb") as out:
-        out.writelines([line] * (4 * TURN_BYTES // READ_BYTES))
+    copy = bench.write("app.log.1", huge)
     bench.look(2.0)
     work.take()
     looks = 0
@@ -199,7 +195,6 @@ def test_a_small_file_does_not_wait_for_a_mib_of_each_large_one(bench: Bench):
     reads, found = 0, b""
     while not found:
         reads += 1
-        found = b"".join(
-            chunk.data for chunk in bench.follower.files.read(bench.now) if chunk.stream.path.endswith("small.log")
-        )
+        chunks = bench.follower.files.read(bench.now)
+        found = b"".join(chunk.data for chunk in chunks if chunk.stream.path.endswith("small.log"))
     assert (found, reads <= 2) == (GOOD, True), reads

@@ -1,15 +1,22 @@
-"""The verdict on each answer, as a table."""
+"""The verdict on each answer, the wait that it asks for, and how it is quoted."""
 
 from __future__ import annotations
 
 import gzip
 import json
+from base64 import urlsafe_b64encode
+from itertools import product
+from random import Random
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from shipper.delivery.answer import Answer
+from shipper.delivery.credentials import Authorization
+from shipper.delivery.quoting import quotation
 from shipper.delivery.verdicts import ANSWER_BYTES, STATEMENT_BYTES, Action, Verdict, judge
+from shipper.delivery.waits import REQUESTED_MAX_S, full_jitter_s, requested_wait_s
 from shipper.status.pauses import ADVICE
 from tests.cases import each
 
@@ -28,13 +35,26 @@ def answer(status: int, body: bytes = b"", content_type: str = JSON, retry_after
     return Answer(status=status, content_type=content_type, retry_after=retry_after, body=body)
 
 
+ACCEPTED = [
+    answer(200),
+    answer(201, b"created", "text/plain"),
+    answer(204, content_type=""),
+    answer(202, content_type=""),
+    answer(207, b'[{"status":201},{"status":201},{"status":201}]'),
+    answer(202, b"OK", "text/plain"),
+    *(answer(202, body) for body in (b"", b"{}", b"[]", b"null", b'{"rejected":0}', b'{"rejected":null}')),
+    *(answer(202, body) for body in (b'{"success":true,"errors":[]}', b'{"accepted":3,"duplicates":0,"rejected":[]}')),
+]
+
+
 @each(
     ("given", "action", "reason"),
     [
-        (answer(200), Action.ACCEPT, ""),
-        (answer(201, b"created", "text/plain"), Action.ACCEPT, ""),
-        (answer(202, b'{"accepted":3,"duplicates":0,"rejected":[]}'), Action.ACCEPT, ""),
-        (answer(204, content_type=""), Action.ACCEPT, ""),
+        *((given, Action.ACCEPT, "") for given in ACCEPTED),
+        *((answer(status), Action.BISECT, "rejected") for status in (400, 409, 415, 422)),
+        *((answer(status), Action.RETRY, f"http_{status}") for status in (408, 425, 500, 502, 503, 599)),
+        *((answer(status), Action.PAUSE, "unexpected_answer") for status in (418, 501)),
+        *((answer(status), Action.PAUSE, "not_found") for status in (404, 405)),
         (answer(202, b"[" * 5000), Action.PAUSE, "unreadable_answer"),
         (answer(200, b"<html>", "text/html"), Action.PAUSE, "html_answer"),
         (answer(202, b'{"accepted":2,"rejected":1}'), Action.BISECT, "rejected"),
@@ -43,30 +63,15 @@ def answer(status: int, body: bytes = b"", content_type: str = JSON, retry_after
         (answer(200, b'{"statusCode":429}'), Action.THROTTLE, "throttled"),
         (answer(200, b'{"status":"ok"}', "application/problem+json"), Action.PAUSE, "unreadable_answer"),
         (answer(207, b"[]"), Action.PAUSE, "unreadable_answer"),
-        (answer(207, b'[{"status":201},{"status":201},{"status":201}]'), Action.ACCEPT, ""),
         (answer(301), Action.PAUSE, "redirect"),
-        (answer(400), Action.BISECT, "rejected"),
         (answer(401, KEY_BODY), Action.CHANGE_KEY, "subscription_key"),
         (answer(401, b'{"message":"JWT not present."}'), Action.RENEW_TOKEN, "token"),
         (answer(403), Action.PAUSE, "forbidden"),
         (answer(403, retry_after="9"), Action.THROTTLE, "quota"),
         (answer(403, QUOTA_BODY), Action.THROTTLE, "quota"),
-        (answer(404), Action.PAUSE, "not_found"),
-        (answer(405), Action.PAUSE, "not_found"),
-        (answer(408), Action.RETRY, "http_408"),
-        (answer(409), Action.BISECT, "rejected"),
         (answer(413), Action.HALVE, "too_large"),
-        (answer(415), Action.BISECT, "rejected"),
-        (answer(418), Action.PAUSE, "unexpected_answer"),
-        (answer(422), Action.BISECT, "rejected"),
-        (answer(425), Action.RETRY, "http_425"),
         (answer(429), Action.THROTTLE, "throttled"),
-        (answer(500), Action.RETRY, "http_500"),
-        (answer(501), Action.PAUSE, "unexpected_answer"),
-        (answer(502), Action.RETRY, "http_502"),
-        (answer(503), Action.RETRY, "http_503"),
         (answer(504, b"<html>", "text/html"), Action.RETRY, "http_504"),
-        (answer(599), Action.RETRY, "http_599"),
     ],
 )
 def test_each_answer_has_a_verdict(given: Answer, action: Action, reason: str):
@@ -116,22 +121,17 @@ def test_an_answer_may_leave_open_whether_the_batch_was_accepted():
 def test_known_words_of_a_gateway_are_quoted_in_a_message_and_nothing_else_of_a_body():
     assert "Resource not found" in judged(answer(404, b'{"message":"Resource not found: /x"}')).message
     assert "invalid subscription key" in judged(answer(401, KEY_BODY)).message
-    for body in (
-        b'{"message":"IP 192.0.2.9 is bad"}',
-        b'{"message":"x","IP":"192.0.2.9"}',
-        b'{"errors":[{"index":0,"message":"192.0.2.9"}]}',
-        b"bad IP 192.0.2.9",
-    ):
-        for status in (200, 400, 401, 403, 404, 413, 429, 500):
-            assert "192.0.2.9" not in judged(answer(status, body)).message
+    bodies = [b'{"message":"IP 192.0.2.9 is bad"}', b'{"message":"x","IP":"192.0.2.9"}', b"bad IP 192.0.2.9"]
+    bodies.append(b'{"errors":[{"index":0,"message":"192.0.2.9"}]}')
+    for body, status in product(bodies, (200, 400, 401, 403, 404, 413, 429, 500)):
+        assert "192.0.2.9" not in judged(answer(status, body)).message
 
 
 def test_dead_letters_quote_the_service_up_to_the_limit():
     assert judged(answer(422, b'{"statusCode":422,"message":"IP 192.0.2.9 is bad"}')).statement == "IP 192.0.2.9 is bad"
     assert judged(answer(422, b'{"error":{"code":7,"message":"no"}}')).statement == "no"
-    assert (
-        judged(answer(422, b"  plain \xff words ", "text/plain")).statement == "plain \N{REPLACEMENT CHARACTER} words"
-    )
+    plain = judged(answer(422, b"  plain \xff words ", "text/plain"))
+    assert plain.statement == "plain \N{REPLACEMENT CHARACTER} words"
     assert len(judged(answer(400, b"x" * 100_000)).statement) == STATEMENT_BYTES
 
 
@@ -181,28 +181,157 @@ def test_a_truncated_list_of_refused_events_is_no_acceptance(body: bytes):
     assert judged(answer(202, body)).action is Action.PAUSE
 
 
-@each(
-    ("body", "content_type"),
-    [
-        (b"", JSON),
-        (b"", ""),
-        (b"{}", JSON),
-        (b"[]", JSON),
-        (b"null", JSON),
-        (b'{"accepted":3,"duplicates":0,"rejected":[]}', JSON),
-        (b'{"rejected":0}', JSON),
-        (b'{"rejected":null}', JSON),
-        (b'{"success":true,"errors":[]}', JSON),
-        (b"OK", "text/plain"),
-    ],
-)
-def test_an_answer_that_refuses_nothing_is_an_acceptance(body: bytes, content_type: str):
-    assert judged(answer(202, body, content_type)).action is Action.ACCEPT
-
-
 def test_an_answer_that_names_an_event_counts_only_for_its_batch():
     named = "6f1d6b0e-6c7c-4d4b-9c1e-0f6f2a1f7a55"
     given = answer(200, b'{"results":[{"eventId":"%b","status":"accepted"}]}' % named.encode())
     own = judge(given, events=1, event_ids=lambda: [named])
     other = judge(given, events=1, event_ids=lambda: [named.replace("6", "7")])
     assert (own.action, other.action) == (Action.ACCEPT, Action.PAUSE)
+
+
+# Waits ----------------------------------------------------------------------------------------------------------------
+
+
+NOON = "Wed, 21 Oct 2026 12:00:00 GMT"
+NOON_S = 1_792_584_000.0
+
+
+UNTIL = "Wed, 21 Oct 2026 12:00:30 GMT"
+
+
+def asked(retry_after: str = "", text: str = "", date: str = "", wall_time: float | None = None) -> float | None:
+    return requested_wait_s(retry_after, text, date=date, wall_time=wall_time)
+
+
+@each(
+    ("header", "seconds"),
+    [
+        *(("7", 7.0), (" 7 ", 7.0), ("0", 0.0), ("1.5", 1.5)),
+        *((text, None) for text in ("", "soon", "-1", "7 s", "\N{ARABIC-INDIC DIGIT SEVEN}")),
+    ],
+)
+def test_seconds_are_parsed(header: str, seconds: float | None):
+    assert asked(header) == seconds
+
+
+@each("until", ["Wed, 21 Oct 2026 12:00:30 GMT", "Wednesday, 21-Oct-26 12:00:30 GMT", "Wed Oct 21 12:00:30 2026"])
+@each("our_clock", [None, NOON_S - 3600, NOON_S + 3600])
+def test_a_date_is_measured_against_the_date_of_the_answer_however_wrong_our_clock_is(
+    until: str, our_clock: float | None
+):
+    assert asked(until, date=NOON, wall_time=our_clock) == 30
+
+
+def test_a_date_is_measured_against_our_clock_if_the_answer_has_none():
+    assert asked(UNTIL, wall_time=NOON_S) == 30
+    assert asked(UNTIL) is None
+    assert asked(UNTIL, date="yesterday", wall_time=NOON_S) == 30
+    assert asked("Wed, 21 Oct 2026 11:00:00 GMT", date=NOON) == 0, "it has passed"
+
+
+@each(
+    ("text", "seconds"),
+    [
+        ("Rate limit is exceeded. Try again in 7 seconds.", 7),
+        ("try again in 1 second", 1),
+        ("Please retry after 2 minutes", 120),
+        ("Quota will be replenished in 00:59:03.", 3543),
+        ("Out of call volume quota. Quota will be replenished in 00:10:05.", 605),
+        ("wait 5", 5),
+        ("Rate limit of 100 calls is exceeded.", None),
+        ("", None),
+    ],
+)
+def test_the_text_is_parsed_if_there_is_no_header(text: str, seconds: float | None):
+    assert asked(text=text) == seconds
+    assert asked("9", text=text) == 9
+
+
+@pytest.mark.parametrize("header", ["999999999", "3601", "Fri, 31 Dec 9999 23:59:59 GMT"])
+def test_an_absurd_wait_is_capped_and_logged(header: str):
+    with capture_logs() as logs:
+        assert asked(header, date=NOON) == REQUESTED_MAX_S
+    assert [entry["event"] for entry in logs] == ["long_wait_capped"]
+
+
+@each("header", ["9" * 400, "1e9", "0x10", "Wed, 99 Oct 2026 12:00:00 GMT", "\0", "🕐", "nan", "inf"])
+def test_an_invalid_wait_is_none(header: str):
+    assert asked(header, date=NOON) is None
+
+
+@each("attempt", [1, 2, 5, 20, 5000])
+def test_jitter_is_drawn_under_the_cap(attempt: int):
+    rng = Random(attempt)
+    waits = [full_jitter_s(attempt, initial_s=0.5, max_s=60, rng=rng) for _ in range(300)]
+    cap = min(60, 0.5 * 2 ** min(attempt - 1, 50))
+    assert 0 <= min(waits) < 0.1 * cap
+    assert 0.9 * cap < max(waits) <= cap
+
+
+# Quotations -----------------------------------------------------------------------------------------------------------
+
+
+PERSON = urlsafe_b64encode(json.dumps({"sub": "Ariadne", "name": "Ariadne Kowalski", "iss": "login"}).encode()).decode()
+AUTHORIZATION = Authorization(f"eyJhbGciOiJIUzI1NiJ9.{PERSON.rstrip('=')}.c2lnbmF0dXJl", "hushhush")
+RECORDS = json.dumps(
+    {
+        "EventType": "Acquisition",
+        "events": [
+            {"Username": "Otter", "ConsumerID": 4711, "AffiliateID": "Acme", "IP": "192.0.2.7", "BrandID": 17},
+            {"Username": "Zo\N{LATIN SMALL LETTER E WITH DIAERESIS}", "FirstName": {"is": ["Anna"]}},
+            {"Username": "Big Fish", "ConsumerID": 12, "AffiliateID": ""},
+        ],
+    }
+).encode()
+
+
+@each(
+    ("said", "quoted"),
+    [
+        ("The subscription is suspended.", "The subscription is suspended."),
+        ("Access denied: the unit isn't paid (code 17)", "Access denied: the unit isn't paid (code 17)"),
+        ("Zugriff verweigert, bitte später", "Zugriff verweigert, bitte später"),
+        ("IP 192.0.2.7 is not allowed", "IP *** is not allowed"),
+        ("address 2001:db8::7 is blocked", "address *** is blocked"),
+        ("user anna.b@example.com has no rights", "user *** has no rights"),
+        ("no rights for brisk_otter17", "no rights for ***"),
+        ("no rights for otter, and none for big fish", "no rights for ***, and none for ***"),
+        ("consumer 4711 of Acme is closed", "consumer *** of *** is closed"),
+        ("consumer 48151623 is closed", "consumer *** is closed"),
+        ("otter's account, that of 'Otter' and of OTTER", "*** account, that of *** and of ***"),
+        ("BIG is unknown, as are 47 11 and 192 . 0 . 2 . 7", "*** is unknown, as are *** and ***"),
+        ("Zoe\N{COMBINING DIAERESIS} and Anna are unknown", "*** and *** are unknown"),
+        ("key hushhush is refused", "key *** is refused"),
+        ("key hush... is refused", "key *** is refused"),
+        ("Bearer short is refused", "Bearer *** is refused"),
+        ("token eyJhbGciOiJIUzI... is refused", "token *** is refused"),
+        ("the token of Ariadne Kowalski expired", "the token of *** expired"),
+        ("insufficient_scope", "insufficient_scope"),
+        ('say "no"; or yes', "say 'no', or yes"),
+        ("two\nlines\tand more", "two lines and more"),
+        ("\x1b[2J turned \u202eround", "*** turned ***"),
+        ('{"reason":"no"}', ""),
+        ("4711 0815", ""),
+        ("", ""),
+        ("<html><head><title>Access Denied</title></head><body>secret</body></html>", "Access Denied"),
+        ("<html>nothing", ""),
+    ],
+)
+def test_plain_words_are_quoted_and_everything_else_is_masked(said: str, quoted: str):
+    assert quotation(said, AUTHORIZATION, RECORDS) == quoted
+
+
+def test_a_quotation_is_short():
+    long = quotation("word " * 100_000, AUTHORIZATION)
+    assert len(long) <= 162
+    assert long.endswith(" word …")
+
+
+@pytest.mark.parametrize("body", [b"{", b"\xff", b'{"events":[1]}', b"[" * 100_000])
+def test_nothing_is_quoted_if_the_records_are_unknown(body: bytes):
+    assert quotation("no", AUTHORIZATION, body) == ""
+
+
+def test_a_token_of_any_form_is_accepted():
+    for token in ("", "x", "a.b.c", "a.bm8.c", "a.W10.c", "." * 1000):
+        assert quotation("no", Authorization(token, "key")) == "no"

@@ -141,12 +141,7 @@ def export(
 
 
 def _common_header(headers: Sequence[tuple[bytes, int, str]]) -> bytes:
-    """
-    Return the header for records written to one file; empty for JSON.
-
-    Raises:
-        typer.BadParameter: The records have different headers.
-    """
+    """Return the header for records in one file, empty for JSON; raise `BadParameter` if they have several."""
     if len(headers) > 1:
         choices = ", ".join(f"--like {letter_id} ({printable(path)})" for _, letter_id, path in headers)
         raise typer.BadParameter(

@@ -113,14 +113,14 @@ def _compaction_note(kafka: KafkaSettings | None, count: int) -> str:
 def _erase(settings: Settings, consumer_id: str, *, yes: bool) -> None:
     """Erase a consumer's data, including what an interrupted attempt left."""
     from shipper.pipeline.erasure import Erasure
-    from shipper.state.directory import locked_directory
+    from shipper.state.directory import has_state, locked_directory
     from shipper.state.store import Store
 
     if settings.input.kafka is not None:
         _erase_in_brokers(settings, settings.input.kafka, consumer_id, yes=yes)
         return
     directory = settings.state.directory
-    if not directory.exists():
+    if not has_state(directory):
         say(f"nothing is stored about consumer {consumer_id}: there is no state directory {directory}")
         return
     spooled = several(0, "spooled record")

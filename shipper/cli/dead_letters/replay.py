@@ -60,10 +60,9 @@ def replay(
         with letters_in(on_disk) as letters:
             report_empty(letters, selection)
         if view is not None:  # replay a copy, and write changes back to the brokers
-            view.begin_replay()
             assert settings.input.kafka is not None
-            code = _ship(on_disk, selection, limit, summary, settings.input.kafka.letters)
-            view.write_back(f"replay-{uuid4()}")
+            with view.replaying(f"replay-{uuid4()}"):
+                code = _ship(on_disk, selection, limit, summary, settings.input.kafka.letters)
         else:
             try:
                 code = _ship(settings, selection, limit, summary)

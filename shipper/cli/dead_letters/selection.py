@@ -81,14 +81,7 @@ def group_names(letters: Letters) -> dict[int, str]:
 
 
 def find_letters(letters: Letters, names: Sequence[str], *, is_group: bool) -> tuple[list[int], list[str]]:
-    """
-    Find letters by the IDs that `letter_name` returns.
-
-    Returns:
-        The ids of the letters, and the IDs that do not exist.
-    Raises:
-        typer.BadParameter: An ID is malformed.
-    """
+    """Return the ids of the letters with these IDs, and the IDs that do not exist; reject malformed IDs."""
     found: list[int] = []
     missing = []
     for name in names:

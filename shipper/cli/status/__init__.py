@@ -68,7 +68,7 @@ def status(
 
         group = group_status(settings.input.kafka, now, until_s)
         with tolerate_closed_stdout():
-            _show_group(group, until_s, is_json=is_json)
+            _show_group(group, until_s, _options_of_state(options.config, ()), is_json=is_json)
         raise typer.Exit(0 if until_s is None or group.is_delivered else _EXIT_NOT_YET)
 
     from shipper.cli.status.text import LISTED, answer_until, one_line, report
@@ -109,7 +109,7 @@ def _to_json(snapshot: Snapshot, limit: int | None, **answer: object) -> str:
     return printable_json(msgspec.json.encode({**document(snapshot, limit), **extra, **answer}).decode())
 
 
-def _show_group(group: GroupStatus, until: float | None, *, is_json: bool) -> None:
+def _show_group(group: GroupStatus, until: float | None, shell_options: str, *, is_json: bool) -> None:
     """Print the progress of a consumer group, and whether everything up to `until` is settled."""
     from shipper.cli.status.text import group_lines
 
@@ -118,7 +118,7 @@ def _show_group(group: GroupStatus, until: float | None, *, is_json: bool) -> No
         document = {**msgspec.to_builtins(group), "lag_records": group.lag_records, **answer}
         print(printable_json(msgspec.json.encode(document).decode()), flush=True)
     else:
-        print(plain("\n".join(group_lines(group))), flush=True)
+        print(plain("\n".join(group_lines(group, shell_options))), flush=True)
 
 
 def _options_of_state(config: Path | None, overrides: Sequence[str]) -> str:

@@ -38,12 +38,7 @@ def report(snapshot: Snapshot, directory: Path, options: str = "", limit: int | 
 
 
 def answer_until(snapshot: Snapshot, until: float, limit: int | None = LISTED, note: str = "") -> list[str]:
-    """
-    Return whether everything up to a time is settled, and what is not.
-
-    Args:
-        note: Added after the answer.
-    """
+    """Return whether everything up to a time is settled, then `note`, and what is not settled."""
     notes = [note] if note else []
     if snapshot.is_delivered(until):
         letters = f", except {several(snapshot.state.kept, 'dead letter')}" if snapshot.state.kept else ""
@@ -214,12 +209,7 @@ def _row(stream: StreamState, eta: str, snapshot: Snapshot, *, is_gone: bool) ->
 
 
 def _etas(streams: Sequence[StreamState], bytes_per_second: float) -> dict[str, str]:
-    """
-    Return the time left for inputs by path; inputs take turns, so those with the smallest lag end first.
-
-    Args:
-        streams: Sorted by lag, largest first.
-    """
+    """Return the time left by path; of inputs that are sorted by lag, largest first, the smallest end first."""
     if not bytes_per_second:
         return {}
     etas = {}
@@ -287,7 +277,7 @@ def _unmatched_lines(snapshot: Snapshot) -> list[str]:
 # A consumer group -------------------------------------------------------------------------------------------------
 
 
-def group_lines(snapshot: GroupStatus) -> list[str]:
+def group_lines(snapshot: GroupStatus, options: str = "") -> list[str]:
     """Return whether everything up to the requested time is settled, and the progress of every partition."""
     lines = []
     letters = f", except {several(snapshot.dead_letters, 'dead letter')}" if snapshot.dead_letters else ""
@@ -313,7 +303,7 @@ def group_lines(snapshot: GroupStatus) -> list[str]:
     if snapshot.dead_letters is None:
         lines.append(snapshot.problem)
     else:
-        how = "; list them with: shipper dead-letters list" if snapshot.dead_letters else ""
+        how = f"; list them with: shipper dead-letters list{options}" if snapshot.dead_letters else ""
         lines.append(f"dead letters: {snapshot.dead_letters:,} kept{how}")
     rows = [["Partition", "Settled to", "End", "Lag", "Delivered until", "Member"]]
     for item in snapshot.partitions:

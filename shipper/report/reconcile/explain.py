@@ -26,13 +26,7 @@ CHANCE_MAX: Final = 1e-3
 
 
 def explain(row: Row, *, zone: Days | None = None, gained: int = 0) -> Row:
-    """
-    Explain the difference of a row that is not provisional.
-
-    Args:
-        zone: The days of the report, if they are those of another zone.
-        gained: How many more records the row's day has in that zone.
-    """
+    """Explain a row's difference; by the days of another `zone`, its day has `gained` more records."""
     rest = row.difference
     explanations: list[Explanation] = []
 

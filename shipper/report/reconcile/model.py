@@ -90,7 +90,6 @@ class Row(Struct, frozen=True, kw_only=True):
     The comparison of a period, brand and marketing source.
 
     Attributes:
-        accepted: Records in the ledger.
         contested: Those of them that another account also claims.
         dead_letters: Rejected records that the service may have received nevertheless.
         result, adjustment: The report's figures; None if it has none.
@@ -266,11 +265,7 @@ class Reconciliation:
 
     @property
     def waiting(self) -> dict[str, list[DateRange]]:
-        """
-        Periods that cannot be judged yet, by reason, ascending.
-
-        `recent` ones are over and have differences that may still disappear.
-        """
+        """Periods that cannot be judged yet, by reason, ascending; `recent` ones are over and may still change."""
         unjudged = {row.days for row in self.rows if row.unjudged}
         periods = [period.days for period in self.periods]
         return {

@@ -81,11 +81,7 @@ class Claims:
 
 
 def read_owners(path: Path) -> Owners:
-    """
-    Read owners from CSV with the columns account, media and affiliate_id.
-
-    A row assigns a media, an AffiliateID, or both. Raise ConfigError with the line number if one is invalid.
-    """
+    """Read owners from CSV; raise `ConfigError` with the line number if a row is invalid."""
     media: dict[int, int] = {}
     affiliates: dict[str, int] = {}
     try:

@@ -58,11 +58,7 @@ _ROW_COLUMNS: Final = (*_PLACE_COLUMNS, *_FIGURE_COLUMNS, Column("explanation", 
 
 
 def flat_table(result: Reconciliation, *, shows_others: bool) -> FlatTable:
-    """
-    Return a table with a row for every period, brand and marketing source, followed by excluded records.
-
-    Empty periods have a row, too. The overall verdict is repeated in every row.
-    """
+    """Return a row for every period, brand and marketing source, also empty ones, and for excluded records."""
     rows = list(_compared(result))
     for records in visible_excluded(result, shows_others=shows_others):
         brand, source = records.pair or (None, None)

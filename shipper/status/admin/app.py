@@ -33,12 +33,7 @@ _COST_SHARE: Final = 20  # reading the state may take 1/20 of the time
 
 
 class Admin:
-    """
-    Args:
-        directory: The state directory; None = there is none.
-        wall_time: Seconds since the epoch.
-        now: Monotonic clock, seconds.
-    """
+    """The responses of the admin server; `directory` is the state directory, None = there is none."""
 
     def __init__(
         self,

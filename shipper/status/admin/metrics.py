@@ -27,13 +27,7 @@ _counter: Final = CounterMetricFamily
 
 
 def metrics_registry(live: Callable[[], Live | None], state: Callable[[], Overview]) -> CollectorRegistry:
-    """
-    Return the registry of all metrics.
-
-    Args:
-        live: Returns the latest snapshot.
-        state: Reads the state.
-    """
+    """Return the registry of all metrics of the latest snapshot and the state."""
     registry = CollectorRegistry()
     registry.register(_Shipper(live, state))
     ProcessCollector(registry=registry)

@@ -22,6 +22,7 @@ from tests.e2e.kafka.broker import Broker, sums
 from tests.e2e.kafka.conftest import Group
 from tests.e2e.kafka.test_gaps import stopped
 from tests.e2e.kafka.test_member import partitions, values
+from tests.e2e.operated import Admin
 
 pytestmark = pytest.mark.long
 
@@ -104,6 +105,39 @@ def test_records_that_are_lost_after_they_were_read_are_a_gap(
     running.wait_until(lambda: service.stored == 350, "the new log is read from where it differs")
     assert running.stop().returncode == 0
     service.assert_holds_exactly(sample.ids[:350])
+
+
+def test_a_partition_without_a_leader_stops_no_other(
+    cluster: Broker, shipper: Shipper, service: Service, sample: Sample
+):
+    group = Group(cluster, shipper)
+    shipper.shortened = shipper.shortened | {"shipper.kafka.member._TOPIC_INTERVAL_S": 2.0}
+    group.create_topics()
+    group.topic += ".single"
+    group.write()
+    topic = NewTopic(group.topic, 2, replica_assignment=[[2], [3]], config={"min.insync.replicas": "1"})
+    (future,) = cluster.admin.create_topics([topic]).values()
+    future.result(30)
+    for partition in (0, 1):
+        cluster.produce(group.topic, values(sample, 50 * partition, 50 * partition + 50), partition=partition)
+    cluster.stop(2)
+    described = cluster.admin.list_topics
+    wait_until(lambda: described(group.topic, 10).topics[group.topic].partitions[1].leader < 0, "it has no leader")
+    running = group.member()
+    running.wait_until(lambda: service.stored == 50, "the other partition is read")
+    answer = Admin(running).get("/readyz")
+    without = f"{group.topic}/1: the partition has no leader"
+    assert (answer.status_code, f"broker_unavailable: {without}" in answer.text) == (503, True), answer.text
+    asked = shipper.run("status", "--until", "now", check=False)
+    assert (asked.returncode, without in asked.stdout, f"open: {group.topic}/1" in asked.stdout) == (4, True, True), (
+        asked
+    )
+    assert without in shipper.run("backfill", f"kafka://{group.topic}", check=False).stderr
+    assert without in shipper.run("check", "--online", check=False).stdout
+    cluster.start(2)
+    running.wait_until(lambda: service.stored == 100, "it is read once it has a leader")
+    group.finish(running)
+    service.assert_holds_exactly(sample.ids[:100])
 
 
 @PROTOCOLS

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import NewPartitions
 
 from tests.e2e.conftest import Sample
@@ -113,6 +114,28 @@ def test_offsets_that_have_expired_are_found_in_the_ledger(
     service.assert_holds_exactly(sample.ids[:300])
     assert service.received == 350, "nothing was sent again but what the backfill had sent"
     assert sums(broker.table(group.ledger))["read"] == 350
+
+
+def test_records_that_another_program_passed_over_are_a_gap(
+    group: Group, broker: Broker, service: Service, sample: Sample
+):
+    broker.produce(group.topic, values(sample, 0, 100), partition=0)
+    group.finish(group.member())
+    broker.produce(group.topic, values(sample, 100, 150), partition=0)
+    foreign = Consumer({"bootstrap.servers": broker.address, "group.id": group.name})
+    foreign.commit(offsets=[TopicPartition(group.topic, 0, 150)], asynchronous=False)
+    foreign.close()
+    assert group.shipper.run("status", "--until", "now", check=False).returncode == 4
+    running = group.member()
+    running.wait_for("another program has moved the group from record 100 to 150")
+    running.wait_until(lambda: stopped(running) == [f"{group.topic}/0"], "the partition is stopped")
+    group.write(on_gap="continue")
+    running.process.send_signal(signal.SIGHUP)
+    broker.produce(group.topic, values(sample, 150, 160), partition=0)
+    group.finish(running)
+    service.assert_holds_exactly([*sample.ids[:100], *sample.ids[150:160]])
+    assert sums(broker.table(group.ledger))["unreachable"] == 50
+    assert group.shipper.run("status", "--until", "now", check=False).returncode == 0
 
 
 @pytest.mark.parametrize("records", [50, 150])

@@ -132,8 +132,11 @@ def test_check_says_how_large_dead_letters_may_be(group: Group, shipper: Shipper
 
 def test_repeated_event_ids_are_sent_once(group: Group, broker: Broker, service: Service, sample: Sample):
     broker.produce(group.topic, values(sample, 0, 100) * 2, partition=0)
-    group.finish(group.member())
+    running = group.member()
+    group.finish(running)
     assert service.received == 100
+    logged = [each for each in map(json.loads, running.stderr.splitlines()) if each["event"] == "duplicate_skipped"]
+    assert [each["offset"] for each in logged] == [*range(100, 100 + len(logged))] != []
     counts = sums(broker.table(group.ledger))
     assert (counts["accepted"], counts["duplicates"], counts["rows_duplicates"]) == (100, 100, 100)
 

@@ -7,9 +7,10 @@ import time
 from datetime import UTC, datetime
 
 import pytest
+from confluent_kafka import Consumer
 
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Running, Service, Shipper
+from tests.e2e.driver import Running, Service, Shipper, wait_until
 from tests.e2e.kafka.broker import Broker, sums
 from tests.e2e.kafka.conftest import Group
 from tests.e2e.kafka.test_member import partitions, values
@@ -99,6 +100,22 @@ def test_status_names_the_member_of_each_partition(group: Group, shipper: Shippe
         running.wait_until(lambda running=running: len(partitions(running)) == 1, "it has one partition")
     assert sorted(owners()) == ["one at 127.0.0.1", "two at 127.0.0.1"]
     assert {first.stop().returncode, second.stop().returncode} == {0}
+
+
+def test_members_of_another_program_are_named(group: Group, broker: Broker, service: Service, sample: Sample):
+    foreign = Consumer({"bootstrap.servers": broker.address, "group.id": group.name, "auto.offset.reset": "earliest"})
+    foreign.subscribe([group.topic])
+    wait_until(
+        lambda: foreign.poll(0.1) or foreign.assignment(), "it is a member, with another way to share partitions"
+    )
+    text = f"the group {group.name} has members of another program"
+    assert text in group.shipper.run("check", "--online", check=False).stdout
+    running = group.member()
+    running.wait_until(lambda: text in Admin(running).get("/readyz").text, "it is told")
+    foreign.close()
+    broker.produce(group.topic, values(sample, 0, 50))
+    group.finish(running)
+    assert service.stored == 50
 
 
 def test_missing_topics_are_named_with_what_to_do(broker: Broker, shipper: Shipper, service: Service):

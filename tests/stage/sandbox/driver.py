@@ -18,12 +18,12 @@ from shipper.sandbox.gateway import SUBSCRIPTION_KEY_HEADER
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.samples import sample_lines
 from shipper.sandbox.server import sandbox_in_thread
+from tests.fakes import HandClock
 
 NOW = 1_773_577_807.25  # 2026-03-15T12:30:07.25Z
 END = datetime.fromtimestamp(NOW, UTC)
 REPORT = "/dpm/v1/dar/1001/2026-03-01/2026-03-31"
 PATHS = {"intake": wire.INTAKE_PATH, "report": REPORT, "token": "/oauth2/v2.0/token"}
-METHODS = {"intake": "POST", "report": "GET", "token": "POST"}
 NO_EVENTS = {"requests": 0, "events_received": 0, "events_stored": 0, "duplicates": 0, "rejected": 0}
 
 
@@ -35,21 +35,11 @@ def eventually(is_so: Callable[[], object], limit_s: float = 5.0) -> None:
         time.sleep(0.005)
 
 
-class HandClock:
-    """The clock of the machine; it advances only on request."""
-
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Sandbox:
     """A sandbox in a thread, and a client that sends the required headers."""
 
     def __init__(self, options: SandboxOptions, script: FaultScript | None = None) -> None:
-        self.clock = HandClock()
+        self.clock = HandClock(NOW)
         self.options = options
         self._thread = sandbox_in_thread(options, script, clock=self.clock)
         self.http = httpx.Client(trust_env=False, verify=False, timeout=10)
@@ -101,11 +91,15 @@ class Sandbox:
 
     def call(self, operation: str = "intake", headers: Mapping[str, str | None] | None = None) -> httpx.Response:
         """Send a valid request to the intake or the report, or an invalid one to the token endpoint."""
-        content = body([]) if operation == "intake" else None
-        return self.ask(METHODS[operation], PATHS[operation], content, headers)
+        method = "GET" if operation == "report" else "POST"
+        return self.ask(method, PATHS[operation], body([]) if operation == "intake" else None, headers)
 
     def post(self, events: list[bytes], headers: Mapping[str, str | None] | None = None) -> httpx.Response:
         return self.ask("POST", wire.INTAKE_PATH, body(events), headers)
+
+    def post_in_batches(self, events: list[bytes], size: int) -> None:
+        for first in range(0, len(events), size):
+            self.post(events[first : first + size])
 
     def raw(self, data: bytes, *, until_end: bool = True) -> bytes:
         """Send bytes, and read until the connection ends."""
@@ -131,6 +125,28 @@ class Sandbox:
     def counts(self) -> dict[str, int]:
         return self.control("GET", "counts").json()
 
+    def keys(self) -> dict[str, str]:
+        """Return the subscription keys, by the name with which they are rotated."""
+        access = self.control("GET", "access").json()
+        return {"primary": access["subscription_key"], "secondary": access["secondary_key"]}
+
+    def statuses(self, count: int, operation: str = "intake") -> list[int]:
+        """Send valid requests; return the statuses of their answers."""
+        return [self.call(operation).status_code for _ in range(count)]
+
+    def events(self, query: str = "") -> list[bytes]:
+        """Return the stored events as received, of all pages."""
+        return [event["raw"].encode() for page in self.pages(query) for event in page]
+
+    def pages(self, query: str = "") -> list[list[dict]]:
+        """Return the pages of stored events."""
+        pages, after = [], 0
+        while after is not None:
+            page = self.control("GET", f"events?{query}&after={after}").json()
+            pages.append(page["events"])
+            after = page["next"]
+        return pages
+
     def stored(self) -> list[str]:
         """Return the stored EventIds in the order of arrival."""
         return self.control("GET", "event-ids").text.splitlines()
@@ -141,14 +157,10 @@ class Sandbox:
     def go_wrong(self, *rules: str) -> None:
         """Activate fault rules, written as for `--fault`."""
         script = [read_rule(rule, source="test") for rule in rules]
-        self.control("PUT", "faults", script_document(script)).raise_for_status()
+        self.control("PUT", "faults", {"fault": msgspec.to_builtins(script)}).raise_for_status()
 
     def advance(self, seconds: float) -> None:
         self.clock.now += seconds
-
-
-def script_document(rules: list) -> dict:
-    return {"fault": msgspec.to_builtins(rules)}
 
 
 def sample(count: int, **kwargs) -> list[bytes]:
@@ -172,6 +184,13 @@ def event_id(event: bytes) -> str:
 def gateway_answer(status: int, message: str) -> tuple[int, str, dict[str, object]]:
     """Return the expected result of `told` for a refusal."""
     return status, "application/json", {"statusCode": status, "message": message}
+
+
+def assert_refused(answer: httpx.Response, words: str) -> None:
+    """Check that a request was a bad one for the reason with these words."""
+    assert (answer.status_code, answer.json()["statusCode"]) == (400, 400)
+    assert answer.json()["message"]
+    assert words in answer.json()["message"]
 
 
 def told(answer: httpx.Response) -> tuple[int, str, dict[str, object]]:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from stat import S_IMODE
+from typing import Any, NamedTuple
 
 import httpx
 import msgspec
@@ -32,6 +33,7 @@ from shipper.sandbox.options import IN_MEMORY, SandboxOptions
 from shipper.sandbox.server import Access
 
 SHIPPER = [sys.executable, "-m", "shipper"]
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 get = partial(httpx.get, trust_env=False, verify=False)
 Main = Callable[..., tuple[int, str, str]]
 
@@ -49,6 +51,27 @@ def started(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen, str]]:
             yield process, "".join(lines)
         finally:
             process.kill()
+
+
+class Printed(NamedTuple):
+    """A request that is printed as a curl command."""
+
+    url: str
+    headers: dict[str, str]
+    content: str
+
+    def post(self, **changes: Any) -> httpx.Response:
+        sent = {"headers": self.headers, "content": self.content, **changes}
+        return httpx.post(self.url, trust_env=False, **sent)
+
+
+def printed(text: str) -> list[Printed]:
+    """Return the printed requests, split as by a shell, so that no curl is needed here."""
+    found = []
+    for words in (shlex.split(line) for line in text.splitlines() if line.startswith("curl")):
+        headers = dict(words[i + 1].split(": ", 1) for i, word in enumerate(words) if word == "-H")
+        found.append(Printed(words[2], headers, words[words.index("-d") + 1] if "-d" in words else ""))
+    return found
 
 
 @pytest.fixture
@@ -91,17 +114,14 @@ def test_command_serves_what_it_prints_until_a_signal(tmp_path, stop):
         base_url = settings["intake"]["base_url"]
         assert text.startswith(f"# The sandbox listens at {base_url} (Ctrl-C ends it).")
 
-        # The printed requests, split as by a shell, so that no curl is needed here.
-        send, token, counts, index = (shlex.split(line) for line in text.splitlines() if line.startswith("curl"))
-        given = dict(send[i + 1].split(": ", 1) for i, word in enumerate(send) if word == "-H")
-        answer = httpx.post(send[2], headers=given, content=send[send.index("-d") + 1], trust_env=False)
+        send, token, counts, index = printed(text)
+        answer = send.post()
         assert (answer.status_code, answer.json()) == (202, {"accepted": 1, "duplicates": 0, "rejected": []})
-        form = {"Content-Type": "application/x-www-form-urlencoded"}
-        answer = httpx.post(token[2], headers=form, content=token[token.index("-d") + 1], trust_env=False)
+        answer = token.post(headers=FORM)
         assert answer.json()["token_type"] == "Bearer"
-        fresh = {**given, "Authorization": f"Bearer {answer.json()['access_token']}"}
-        assert get(counts[2]).json()["events_stored"] == 1
-        assert len(get(index[2]).json()) > 10
+        fresh = {**send.headers, "Authorization": f"Bearer {answer.json()['access_token']}"}
+        assert get(counts.url).json()["events_stored"] == 1
+        assert len(get(index.url).json()) > 10
         day = datetime.now(UTC).date()
         answer = get(settings["report"]["base_url"] + report_path(7, day, day), headers=fresh)
         assert read_report(answer.content, account_id=7)
@@ -121,8 +141,8 @@ def test_flags_reach_the_service(tmp_path):
     flags += ["--faults", str(script), "--fault", "delay seconds=0 requests=9", "--chaos", "0.01", "--seed", "9"]
     store = tmp_path / "events.db"
     with started(*flags, "--store", store) as (_, text):
-        send, token, *_ = (shlex.split(line) for line in text.splitlines() if line.startswith("curl"))
-        base_url = send[2].removesuffix(wire.INTAKE_PATH)
+        send, token, *_ = printed(text)
+        base_url = send.url.removesuffix(wire.INTAKE_PATH)
         faults = get(f"{base_url}/_sandbox/faults").json()
         assert faults["seed"] == 5
         assert [rule["effect"] for rule in faults["fault"]] == ["status", "delay", "chance"]
@@ -131,25 +151,18 @@ def test_flags_reach_the_service(tmp_path):
 
         access = get(f"{base_url}/_sandbox/access").json()
         assert (access["subscription_key"], access["secondary_key"]) == ("one", "two")
-        given = dict(send[i + 1].split(": ", 1) for i, word in enumerate(send) if word == "-H")
-        content = send[send.index("-d") + 1].encode()
-        post = partial(httpx.post, base_url + wire.INTAKE_PATH, headers=given, trust_env=False)
-        assert post(content=content).status_code == 201
-        assert post(content=content).status_code == 400  # a repeat, so the whole batch is refused
-        assert post(content=content.ljust(501)).status_code == 413
-        seeded = get(f"{base_url}/dpm/v1/dar/1001/2026-01-01/2026-01-31", headers=given)
+        assert send.post().status_code == 201
+        assert send.post().status_code == 400  # a repeat, so the whole batch is refused
+        assert send.post(content=send.content.ljust(501)).status_code == 413
+        seeded = get(f"{base_url}/dpm/v1/dar/1001/2026-01-01/2026-01-31", headers=send.headers)
         assert len(seeded.json()["brands"]) == 3
-        refused = post(content=content)
+        refused = send.post()
         assert refused.status_code == 403
         assert refused.headers["Retry-After"].endswith(" GMT")
-        assert post(content=content).status_code == 429
-        offset = get(f"{base_url}/_sandbox/clock").json()["offset_seconds"]
-        assert offset == -86_400
-        form = {"Content-Type": "application/x-www-form-urlencoded"}
-        asked = [
-            httpx.post(token[2], headers=form, content=token[token.index("-d") + 1], trust_env=False) for _ in range(2)
-        ]
-        assert (asked[0].json()["expires_in"], asked[1].status_code) == (77, 429)
+        assert send.post().status_code == 429
+        assert get(f"{base_url}/_sandbox/clock").json()["offset_seconds"] == -86_400
+        assert token.post(headers=FORM).json()["expires_in"] == 77
+        assert token.post(headers=FORM).status_code == 429
         assert store.exists()
 
 
@@ -175,10 +188,7 @@ def test_flags_reach_the_service(tmp_path):
         ("--faults broken.toml", "broken.toml: is invalid: "),
         ("--faults misspelt.toml", "misspelt.toml: is invalid: Object contains unknown field"),
         ("--faults broken.json", "broken.json: is invalid: "),
-        (
-            "--faults unknown.toml",
-            "unknown.toml: is invalid: Invalid value 'explode' - at `$.fault[0].effect`",
-        ),
+        ("--faults unknown.toml", "unknown.toml: is invalid: Invalid value 'explode' - at `$.fault[0].effect`"),
         ("--latency-seconds nan", "sandbox: latency_seconds: must be a finite number"),
         ("--jitter-seconds nan", "sandbox: jitter_seconds: must be a finite number"),
         ("--token-skew-seconds nan", "sandbox: token_skew_seconds: must be a finite number"),

@@ -16,6 +16,7 @@ from tests.stage.sandbox.driver import (
     NOW,
     REPORT,
     Sandbox,
+    assert_refused,
     body,
     changed,
     event_id,
@@ -48,8 +49,7 @@ def test_batch_is_accepted_and_stored_byte_for_byte(sandbox: Sandbox):
     spaced = changed(events[0])  # the same event with blanks after colons and commas
     answer = sandbox.post([spaced, *events[1:]])
     assert told(answer) == (202, "application/json", {"accepted": 50, "duplicates": 0, "rejected": []})
-    page = sandbox.control("GET", "events?limit=50").json()
-    assert [event["raw"].encode() for event in page["events"]] == [spaced, *events[1:]]
+    assert sandbox.events() == [spaced, *events[1:]]
 
 
 def test_empty_batch_is_accepted(sandbox: Sandbox):
@@ -61,7 +61,7 @@ def test_envelope_may_contain_whitespace_and_more_fields(sandbox: Sandbox):
     (event,) = sample(1)
     content = b' {\n"events" : [ ' + event + b' ],\t"more":[{}], "EventType" : "Acquisition" } \n'
     assert sandbox.ask("POST", wire.INTAKE_PATH, content).json()["accepted"] == 1
-    assert sandbox.control("GET", f"events/{event_id(event)}").json()["raw"].encode() == event
+    assert sandbox.events() == [event]
 
 
 def test_batches_up_to_the_size_limit_are_accepted(sandbox: Sandbox):
@@ -73,50 +73,34 @@ def test_batches_up_to_the_size_limit_are_accepted(sandbox: Sandbox):
 # Refused
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("EventId", "0" * 32),
-        ("EventId", "C2CE6F44-7ED4-457B-BE2F-EB89414C343C"),
-        ("EventId", "{" + "0" * 34 + "}"),
-        ("EventId", None),
-        ("EventId", ...),
-        ("IP", "192.0.2.256"),
-        ("IP", "192.0.2.01"),
-        ("IP", "192.0.2"),
-        ("IP", "::1"),
-        ("IP", ""),
-        ("IP", "192.0.2.1\n"),
-        ("IP", "192.0.2.1\n192.0.2.2"),
-        ("IP", "١٩٢.0.2.1"),
-        ("Timestamp", "2026-03-01T00:00:00+"),
-        ("Timestamp", "2026-02-29T00:00:00Z"),
-        ("Timestamp", "2026-03-01T24:00:01Z"),
-        ("Timestamp", "2026-03-01 00:00:00Z"),
-        ("Timestamp", "2026-03-01T00:00:00.0Z"),
-        ("Timestamp", "2026-03-01T00:00:00z"),
-        ("BTag", "50121_" + "g" * 32),
-        ("BTag", "50121_" + "a" * 31),
-        ("BTag", "50121_" + "a" * 33),
-        ("BTag", "_" + "a" * 32),
-        ("BTag", "50121-" + "a" * 32),
-        ("BTag", "50121_" + "a" * 32 + "\n50121_" + "a" * 32),
-        ("ConsumerID", 0),
-        ("ConsumerID", "5"),
-        ("ConsumerID", 2**63),
-        ("ConsumerCountry", "gb"),
-        ("ConsumerCurrencyID", "EURO"),
-        ("Username", ""),
-        ("BrandID", 1.5),
-        ("BrandID", -1),
-        ("CustomerCurrencyID", 2),
-        ("ConsumerStatus", ""),
-        ("AffiliateID", None),
-        ("ConsumerState", "N"),
-        ("ConsumerState", ...),
-        ("Surname", "unasked"),
+INVALID: dict[str, list[object]] = {
+    "EventId": ["0" * 32, "C2CE6F44-7ED4-457B-BE2F-EB89414C343C", "{" + "0" * 34 + "}", None, ...],
+    "IP": [
+        *("192.0.2.256", "192.0.2.01", "192.0.2", "::1", "", "192.0.2.1\n", "192.0.2.1\n192.0.2.2"),
+        "١٩٢.0.2.1",
     ],
-)
+    "Timestamp": [
+        *("2026-03-01T00:00:00+", "2026-02-29T00:00:00Z", "2026-03-01T24:00:01Z"),
+        *("2026-03-01 00:00:00Z", "2026-03-01T00:00:00.0Z", "2026-03-01T00:00:00z"),
+    ],
+    "BTag": [
+        *("50121_" + "g" * 32, "50121_" + "a" * 31, "50121_" + "a" * 33, "_" + "a" * 32, "50121-" + "a" * 32),
+        "50121_" + "a" * 32 + "\n50121_" + "a" * 32,
+    ],
+    "ConsumerID": [0, "5", 2**63],
+    "ConsumerCountry": ["gb"],
+    "ConsumerCurrencyID": ["EURO"],
+    "Username": [""],
+    "BrandID": [1.5, -1],
+    "CustomerCurrencyID": [2],
+    "ConsumerStatus": [""],
+    "AffiliateID": [None],
+    "ConsumerState": ["N", ...],
+    "Surname": ["unasked"],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in INVALID.items() for value in values])
 def test_only_the_invalid_event_is_rejected_with_its_field(sandbox: Sandbox, field, value):
     good, other, last = sample(3)
     bad = changed(other, **{field: value})
@@ -152,40 +136,27 @@ def test_invalid_utf_8_is_rejected(sandbox: Sandbox, name):
 def test_text_in_any_script_is_accepted_and_stored(sandbox: Sandbox, name):
     event = changed(sample(1)[0], Username=name)
     assert sandbox.post([event]).json()["accepted"] == 1
-    assert sandbox.control("GET", "events").json()["events"][0]["raw"].encode() == event
+    assert sandbox.events() == [event]
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"no JSON",
-        b"[]",
-        b"{}",
-        b"null",
+        *(b"", b"no JSON", b"[]", b"{}", b"null", b"[" * 100_000, b"\xef\xbb\xbf" + body([]), b'{"events":[]}'),
         b'{"EventType":"Acquisition"}',
-        b'{"EventType":"Acquisition","events":{}}',
-        b'{"EventType":"Acquisition","events":null}',
-        b'{"EventType":"Acquisition","events":[{]}',
-        b'{"EventType":"Acquisition","events":[{}',
-        b'{"EventType":"Acquisition","events":[]}trailing',
-        b'{"EventType":"Login","events":[]}',
-        b'{"EventType":"acquisition","events":[]}',
-        b'{"EventType":5,"events":[]}',
-        b'{"events":[]}',
-        b"\xef\xbb\xbf" + body([]),
-        body(sample(1)).replace(b'"Username":"', b'"Username":"\0'),
-        body(sample(1)).replace(b'"Username":"', b'"Username":"\n'),
-        body(sample(1)).replace(b'"Username":"', b'"Username":"\\ud800'),
-        b"[" * 100_000,
+        *(
+            b'{"EventType":"Acquisition","events":' + rest
+            for rest in (b"{}}", b"null}", b"[{]}", b"[{}", b"[]}trailing")
+        ),
         b'{"EventType":"Acquisition","events":' + b"[" * 100_000,
+        *(b'{"EventType":' + kind + b',"events":[]}' for kind in (b'"Login"', b'"acquisition"', b"5")),
+        *(body(sample(1)).replace(b'"Username":"', b'"Username":"' + name) for name in (b"\0", b"\n", b"\\ud800")),
     ],
 )
 def test_body_that_is_not_a_batch_is_a_bad_request(sandbox: Sandbox, content):
     answer = sandbox.ask("POST", wire.INTAKE_PATH, content)
-    assert (answer.status_code, set(answer.json())) == (400, {"statusCode", "message"})
-    assert answer.json()["statusCode"] == 400
-    assert content or answer.json()["message"].startswith("The body is not a batch of events: ")
+    assert_refused(answer, "" if content else "The body is not a batch of events: ")
+    assert answer.json().keys() == {"statusCode", "message"}
     assert sandbox.counts() == {**NO_EVENTS, "requests": 1}
 
 
@@ -274,13 +245,7 @@ def test_strict_allows_a_repeat_in_a_later_request(start: Start):
 
 # How it answers
 
-SHAPES = {
-    "counts": 202,
-    "created": 201,
-    "empty": 200,
-    "no-content": 204,
-    "per-event": 207,
-}
+SHAPES = {"counts": 202, "created": 201, "empty": 200, "no-content": 204, "per-event": 207}
 
 
 def results(*entries: dict[str, object]) -> dict[str, object]:
@@ -348,26 +313,18 @@ def test_repeated_event_is_counted_and_its_first_form_kept(sandbox: Sandbox):
     assert sandbox.post([again, other]).json() == {"accepted": 1, "duplicates": 1, "rejected": []}
     stored = sandbox.control("GET", f"events/{event_id(first)}").json()
     assert stored == {"EventId": event_id(first), "times_received": 3, "raw": first.decode()}
-    assert sandbox.counts() == {
-        "requests": 2,
-        "events_received": 4,
-        "events_stored": 2,
-        "duplicates": 2,
-        "rejected": 0,
-    }
+    assert sandbox.counts() == {**NO_EVENTS, "requests": 2, "events_received": 4, "events_stored": 2, "duplicates": 2}
 
 
 @pytest.mark.parametrize(
-    ("repeats", "answered", "counted", "times_received", "registrations"),
+    ("repeats", "answered", "counted", "received", "registrations"),
     [
         ("ignore", (1, 2, 0), (3, 2, 0), 2, 3),
         ("reject", (1, 0, 2), (3, 0, 2), 1, 3),
         ("accept", (3, 0, 0), (3, 2, 0), 2, 5),
     ],
 )
-def test_repeat_is_ignored_rejected_or_accepted(
-    start: Start, repeats, answered, counted, times_received, registrations
-):
+def test_repeat_is_ignored_rejected_or_accepted(start: Start, repeats, answered, counted, received, registrations):
     sandbox = start(repeats=repeats)
     one, two, three = sample(3)
     assert sandbox.post([one, two]).json() == {"accepted": 2, "duplicates": 0, "rejected": []}
@@ -378,7 +335,7 @@ def test_repeat_is_ignored_rejected_or_accepted(
     counts = sandbox.counts()
     assert (counts["events_stored"], counts["duplicates"], counts["rejected"]) == counted
     assert counts["events_received"] == 5
-    assert sandbox.control("GET", f"events/{event_id(one)}").json()["times_received"] == times_received
+    assert sandbox.control("GET", f"events/{event_id(one)}").json()["times_received"] == received
     assert registered(sandbox) == registrations
     (_, entry) = [entry for entry in sandbox.log() if entry["operation"] == "intake"]
     assert (entry["accepted"], entry["duplicates"], entry["rejected"]) == answered

@@ -17,12 +17,7 @@ _SCRIPTS = ("format.js", "elements.js", "charts.js", "head.js", "sections.js", "
 
 @cache
 def render() -> tuple[bytes, str]:
-    """
-    Render the page.
-
-    Returns:
-        The document in UTF-8, which is the same for every shipper, and the value of its `Content-Security-Policy`.
-    """
+    """Return the page in UTF-8, the same for every shipper, and its `Content-Security-Policy`."""
     style = _read("page.css")
     script = "".join(map(_read, _SCRIPTS))
     page = _read("page.html").replace("{style}", style).replace("{script}", script)
