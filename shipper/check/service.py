@@ -29,7 +29,7 @@ from shipper.delivery.tls import os_error_text
 from shipper.delivery.verdicts import UNREADABLE, Action, Verdict, judge
 from shipper.model.errors import ConfigError
 from shipper.model.units import several, span
-from shipper.model.wire import BODY_HEAD, BODY_TAIL, INTAKE_PATH
+from shipper.model.wire import EMPTY_BODY, INTAKE_PATH
 from shipper.system.addresses import is_address, is_loopback
 
 _ANSWER_BYTES: Final = 64 << 20  # as much as a report may have
@@ -51,9 +51,7 @@ class Probe(Struct, frozen=True):
         return f"{self.method} {self.path}"
 
 
-EMPTY_BATCH: Final = Probe(
-    "POST", INTAKE_PATH, BODY_HEAD + BODY_TAIL, remark="the batch was empty, so nothing was written"
-)
+EMPTY_BATCH: Final = Probe("POST", INTAKE_PATH, EMPTY_BODY, remark="the batch was empty, so nothing was written")
 
 
 class Checkup:

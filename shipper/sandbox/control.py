@@ -14,9 +14,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from shipper.model.errors import ConfigError
-from shipper.model.wire import ActivityEvent
 from shipper.sandbox.faults import FaultScript, Operation, read_script
 from shipper.sandbox.gateway import NOT_FOUND, bounded_body, json_response, refusal_response
+from shipper.sandbox.intake import EVENT
 from shipper.sandbox.options import Which
 from shipper.sandbox.service import Service
 from shipper.sandbox.store import StoredEvent, marketing_source_of
@@ -31,8 +31,6 @@ BAD_REQUESTS: Final = (ConfigError, msgspec.DecodeError, UnicodeDecodeError, Rec
 _BODY_BYTES_MAX: Final = 1 << 20
 _LINES_AT_ONCE: Final = 10_000
 _RESTATED_DAYS_MAX: Final = 3_660
-
-_EVENT: Final = msgspec.json.Decoder(ActivityEvent)
 
 T = TypeVar("T")
 _Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX)]
@@ -54,7 +52,7 @@ class _EventQuery(Struct, frozen=True, forbid_unknown_fields=True):
             return False
         if self.day is None and self.brand is None and self.marketing_source is None:
             return True
-        event = _EVENT.decode(stored.raw)
+        event = EVENT.decode(stored.raw)
         return (
             self.day in {None, event.Timestamp[:10]}
             and self.brand in {None, event.BrandID}

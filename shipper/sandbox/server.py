@@ -6,9 +6,8 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from signal import SIGINT, SIGTERM, Signals
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import anyio
 import msgspec
 from anyio import create_task_group, open_signal_receiver
 
@@ -84,18 +83,6 @@ def sandbox_in_thread(
         yield access, store
 
 
-class _Server(Server):
-    """A server that sets an event when it begins to shut down."""
-
-    def __init__(self, app: Callable[..., Any], stopping: anyio.Event, **options: Any) -> None:
-        super().__init__(app, **options)
-        self._stopping = stopping
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._stopping.set()
-        await super().shutdown(sockets)
-
-
 class _Protocol(BoundedProtocol):
     """A protocol that exposes its transport to faults, with time limits that allow long delays."""
 
@@ -117,21 +104,21 @@ def _prepared(
     script: FaultScript,
     clock: Callable[[], float],
     observe: Callable[[RequestEntry], None] | None = None,
-) -> Iterator[tuple[_Server, socket.socket, Access, EventStore]]:
+) -> Iterator[tuple[Server, socket.socket, Access, EventStore]]:
     with (
         _listen(options.host, options.port) as listener,
         EventStore(options.store_path, counts_repeats=options.repeats == "accept") as store,
     ):
         base_url = address_of(listener)
         service = Service(options, store, script, clock, observe)
-        server = _Server(
+        server = Server(
             create_app(service, Control(service, base_url=base_url)),
-            service.stopping,
             http=_Protocol,
             date_header=False,  # the application adds it, with the service's time
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
+        service.stopping = server.stopping
         access = Access(base_url, options.subscription_key, service.tokens.issue())
         yield server, listener, access, store
 
@@ -146,6 +133,6 @@ def _listen(host: str, port: int) -> socket.socket:
     return listen(host, port, key="port", source="sandbox")
 
 
-async def _stop_at_signal(server: _Server, signals: AsyncIterator[Signals]) -> None:
+async def _stop_at_signal(server: Server, signals: AsyncIterator[Signals]) -> None:
     async for _ in signals:
         server.stop()

@@ -74,7 +74,7 @@ class Service:
         self.gateway = Gateway(options, tokens=self.tokens, clock=self.clock)
         self.faults = FaultPlan(script)
         self.observe = observe or (lambda entry: None)
-        self.stopping = anyio.Event()  # set when the server begins to shut down
+        self.stopping = anyio.Event()  # set when the server is asked to stop
         self._source = wire.ReportSource(options.account_id, "Sandbox Affiliate", "Sandbox Operator")
         self._forget()
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, ClassVar, Final
 
+import anyio
 import uvicorn
 from httptools import HttpParserError
 from starlette.responses import PlainTextResponse
@@ -31,7 +32,7 @@ _JOIN_LIMIT_SECONDS = 10
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server without its logs and signal handlers; `up` is set once connections are accepted."""
+    """uvicorn's server without its logs and signal handlers; `up` is set when it accepts connections."""
 
     def __init__(self, app: Callable[..., Any], **options: Any) -> None:
         super().__init__(
@@ -49,7 +50,7 @@ class Server(uvicorn.Server):
         self.up = threading.Event()
         self._accepting: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ending = asyncio.Event()
+        self.stopping = anyio.Event()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -109,7 +110,7 @@ class Server(uvicorn.Server):
         """Tick once a second instead of ten times, which is most of the cost of an idle server."""
         while not await self.on_tick(0):
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), _TICK_SECONDS)
+                await asyncio.wait_for(self.stopping.wait(), _TICK_SECONDS)
 
     def stop(self) -> None:
         """Shut down; a second call does not wait for open connections. Thread-safe."""
@@ -117,7 +118,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
         if self._loop is not None:
             with suppress(RuntimeError):  # it has ended already
-                self._loop.call_soon_threadsafe(self._ending.set)
+                self._loop.call_soon_threadsafe(self.stopping.set)
 
 
 class BoundedProtocol(HttpToolsProtocol):
