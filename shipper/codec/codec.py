@@ -141,15 +141,12 @@ class Codec:
         piece: _Piece | None
         if chunk.stream.framing is not LINES:
             piece = self._take_frames(chunk, start, room_events, latest)
+        elif (scanned := self._take_ordinary(chunk, start, room_events, room_bytes, latest)) is None:
+            piece = self._take_lines(chunk, start, room_events, room_bytes, latest)
         else:
-            if self._is_scanning and chunk.stream.kind != "replay":
-                scanned = self._take_ordinary(chunk, start, room_events, room_bytes, latest)
-            if scanned is None:
-                piece = self._take_lines(chunk, start, room_events, room_bytes, latest)
-            else:
-                raws = [chunk.data[begin:end] for begin, end in scanned.others]
-                offsets = [chunk.start_offset + begin for begin, _ in scanned.others]
-                piece = self._separate(chunk, raws, offsets, scanned.end, latest)
+            raws = [chunk.data[begin:end] for begin, end in scanned.others]
+            offsets = [chunk.start_offset + begin for begin, _ in scanned.others]
+            piece = self._separate(chunk, raws, offsets, scanned.end, latest)
         if piece is None:
             return None
         if self._must_shrink(chunk, piece, scanned, room_bytes):
@@ -184,7 +181,7 @@ class Codec:
             rule="stuck",
             message=MESSAGES["stuck"],
             raw=data[frame.start : frame.end],
-            header=framing.header if isinstance(framing, CsvRows) else b"",
+            header=framing.header,
         )
         return self._finish(chunk, offset, _Piece.rejected(frame.cut, [rejection]))
 
@@ -215,6 +212,8 @@ class Codec:
         self, chunk: Chunk, start: int, room_events: int, room_bytes: int, latest: str
     ) -> _Scanned | None:
         """Scan the next lines and admit the EventIds of ordinary ones; return None if there are none."""
+        if not self._is_scanning or chunk.stream.kind == "replay":
+            return None
         if self._scan is None or self._scan[0] is not chunk:
             self._scan = chunk, chunk.scan or NATIVE.scan(chunk.data)
         room_bytes = max(0, room_bytes)
@@ -454,9 +453,8 @@ def first_record(chunk: Chunk, start: int) -> int:
     """Return the start of the first record from `start` on, skipping a byte-order mark or a header."""
     if chunk.start_offset + start:
         return start
-    framing = chunk.stream.framing
-    if isinstance(framing, CsvRows):
-        return len(framing.header)
+    if header := chunk.stream.framing.header:
+        return len(header)
     return len(BOM_UTF8) if chunk.data.startswith(BOM_UTF8) else 0
 
 

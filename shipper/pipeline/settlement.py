@@ -30,7 +30,6 @@ from shipper.codec.rules import Columns, tally
 from shipper.config.settings import StateSettings
 from shipper.delivery.parts import SentEvent, event_in, sent_event, sent_events
 from shipper.model.errors import DeliveryGaveUpError, StateError, StateUnwritableError
-from shipper.model.framing import CsvRows
 from shipper.model.records import (
     NO_BOUNDS,
     Batch,
@@ -275,7 +274,6 @@ class Settlement:
             return
         assert span.chunk is not None
         start, end = span.bounds_of(ordinal)
-        framing = span.stream.framing
         rejection = Rejection(
             start_offset=span.chunk.start_offset + start,
             end_offset=span.chunk.start_offset + end,
@@ -287,7 +285,7 @@ class Settlement:
             status=refusal.status,
             delivery="ambiguous" if refusal.is_ambiguous else "rejected",
             attempts=refusal.attempts,
-            header=framing.header if isinstance(framing, CsvRows) else b"",
+            header=span.stream.framing.header,
         )
         self.window.forget(key_of(event.EventId))  # the next record with this id may be a corrected one
         self.acks.reject(span, rejection, _ledger_key(event))
