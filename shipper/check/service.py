@@ -16,13 +16,7 @@ from shipper.check import Item, Result
 from shipper.config.secrets import LiteralSecret, Secret, SecretReference
 from shipper.config.settings import DeliverySettings, EndpointSettings
 from shipper.delivery.connection import Connection, Peer, Server, server_at
-from shipper.delivery.credentials import (
-    SKEW_REPORTED_S,
-    Authorization,
-    ClockSkew,
-    Credentials,
-    NoTokenError,
-)
+from shipper.delivery.credentials import SKEW_REPORTED_S, Authorization, ClockSkew, Credentials, NoTokenError
 from shipper.delivery.endpoint import ConnectionSettings, Endpoint, NoAnswerError, compress, new_traceparent
 from shipper.delivery.quoting import quotation
 from shipper.delivery.tls import os_error_text

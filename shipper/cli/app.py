@@ -18,10 +18,7 @@ _GROUPS: Final = {
         "backfill": "shipper.cli.ship:backfill",
         "retry": "shipper.cli.control:retry",
     },
-    "Inspect": {
-        "status": "shipper.cli.status:status",
-        "dead-letters": "shipper.cli.dead_letters:dead_letters_app",
-    },
+    "Inspect": {"status": "shipper.cli.status:status", "dead-letters": "shipper.cli.dead_letters:dead_letters_app"},
     "Finance": {
         "report": "shipper.cli.report:report_app",
         "ledger": "shipper.cli.ledger:ledger",

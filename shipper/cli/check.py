@@ -95,7 +95,11 @@ def check(
             configure_logs(level, settings.log.format, now=time.monotonic)
             secrets = [key for key, _ in secrets_in(settings) if key.partition(".")[0] in _SECTIONS]
             findings.width = max([_WIDTH, *map(len, secrets)])
-            for item in chain(_check_configuration(entries), _check_inputs(settings, checks)):
+            if settings.input.kafka is not None:
+                inputs = _check_group(settings, settings.input.kafka, checks)
+            else:
+                inputs = chain(_check_state(settings), _check_files(settings))
+            for item in chain(_check_configuration(entries), inputs):
                 findings.report(item)
             run_async(lambda: _check_endpoints(settings, checks, findings.report))
             if not checks.online:
@@ -165,12 +169,6 @@ def _check_configuration(entries: Mapping[str, Entry]) -> Iterator[Item]:
 # Inputs and state ----------------------------------------------------------------------------------------------------
 
 
-def _check_inputs(settings: Settings, checks: CheckSelection) -> Iterator[Item]:
-    if settings.input.kafka is not None:
-        return _check_group(settings, settings.input.kafka, checks)
-    return chain(_check_state(settings), _check_files(settings))
-
-
 def _check_state(settings: Settings) -> Iterator[Item]:
     from shipper.pipeline.opening import service_change
     from shipper.state.directory import lock_holder
@@ -215,10 +213,7 @@ def _check_directory(directory: Path) -> tuple[Result, str]:
             f"{directory} is accessible to other users, and its mode cannot be changed: {describe_ownership(status)}",
         )
     if not is_ours:
-        return (
-            "note",
-            f"{directory}: {describe_ownership(status)}; one may be unable to read what the other creates",
-        )
+        return ("note", f"{directory}: {describe_ownership(status)}; one may be unable to read what the other creates")
     if mode & 0o077:
         return "note", f"{directory} is accessible to other users (mode {mode:04o}); the next start restricts it"
     return "ok", f"{directory} (mode {mode:04o})"

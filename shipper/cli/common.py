@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import itertools
 import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_VIEW: Final = "shipper-view-"
+_NEW_S: Final = 60.0  # it may not be held yet
 _views: Final = ExitStack()  # temporary directories, deleted when the process ends
 
 # New objects between two garbage collections. Shipping leaves almost no garbage, but a connection to the admin address
@@ -133,25 +136,47 @@ def state_on_disk(settings: Settings, *, is_writer: bool = False) -> Iterator[tu
     if kafka is None:
         yield settings, None
         return
-    from tempfile import TemporaryDirectory
-
     from msgspec.structs import replace
 
     from shipper.kafka.view import GroupView
 
-    with TemporaryDirectory(prefix="shipper-view-") as name:
+    with private_folder() as folder:
         try:
-            view = GroupView(kafka, Path(name), max_record_bytes=settings.input.max_record_bytes if is_writer else None)
+            view = GroupView(kafka, folder, max_record_bytes=settings.input.max_record_bytes if is_writer else None)
         except StateUnwritableError as error:
             raise StateError(
-                f"the dead letters and the ledger of the group cannot be copied to {name} ({error.__cause__}); make "
+                f"the dead letters and the ledger of the group cannot be copied to {folder} ({error.__cause__}); make "
                 "room there, or name a folder with more room in the environment variable TMPDIR"
             ) from error
         for (topic, group), count in view.skipped.items():
             messages = several(count, "message") + f" of group {group}" if group else several(count, "other message")
             say(f"the topic {topic} also contains {messages}: skipped")
-        state = replace(settings.state, directory=Path(name))
+        state = replace(settings.state, directory=folder)
         yield replace(settings, input=replace(settings.input, kafka=None), state=state), view
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """Create a temporary folder (0700) until the context ends; delete those of processes that were killed."""
+    from shutil import rmtree
+    from tempfile import TemporaryDirectory, gettempdir
+
+    for old in Path(gettempdir()).glob(f"{_VIEW}*"):
+        with suppress(OSError), _held(old) as status:  # an error if it is in use
+            if status.st_uid == os.geteuid() and status.st_mtime < time.time() - _NEW_S:
+                rmtree(old)
+    with TemporaryDirectory(prefix=_VIEW) as name, _held(Path(name)):
+        yield Path(name)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[os.stat_result]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def readable_state(settings: Settings) -> Settings:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,11 +59,7 @@ def init(
     print(f"wrote {file}; next: fill in [intake], then check it with: shipper check --online", file=sys.stderr)
 
 
-def show(
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    output: OutputOption = "",
-) -> None:
+def show(config: ConfigOption = None, overrides: SetOption = None, output: OutputOption = "") -> None:
     """
     Print the settings in effect as TOML, with the source of every key that was set.
 
@@ -93,7 +89,7 @@ for command in (init, show, schema, examples):
 def commented_settings() -> str:
     """Return the file of `config init`: `# ` begins a sentence, `#` alone a key that can be uncommented."""
     lines = [_HEAD]
-    for section, keys in _by_section():
+    for section, keys in _by_section().items():
         # Sections that have keys without defaults are optional, except for the intake.
         mark = "#" if section == "report" or section.endswith((".oauth2", ".kafka")) else ""
         lines += [f"# {_describe_section(section)}", f"{mark}[{section}]"]
@@ -108,8 +104,10 @@ def commented_settings() -> str:
 def effective_settings(settings: Settings, entries: Mapping[str, Entry]) -> str:
     """Return the output of `config show`, a valid TOML document."""
     lines: list[str] = []
-    for section, keys in _by_section():
-        values = _section_values(settings, section)
+    for section, keys in _by_section().items():
+        values: Any = settings
+        for name in section.split("."):
+            values = values and getattr(values, name)
         lines.append(f"[{section}]" if values is not None else f"# [{section}] is not set")
         for leaf in keys:
             name = leaf.key.rpartition(".")[2]
@@ -141,7 +139,8 @@ def toml_value(value: Any) -> str:
         case list() | tuple():
             return f"[{', '.join(map(toml_value, value))}]"
         case dict():
-            inner = ", ".join(f"{_toml_key(name)} = {toml_value(part)}" for name, part in value.items())
+            keys = [name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name) for name in value]
+            inner = ", ".join(f"{key} = {toml_value(part)}" for key, part in zip(keys, value.values(), strict=True))
             return f"{{ {inner} }}" if inner else "{}"
         case _:
             return repr(value)
@@ -151,26 +150,11 @@ def _escape(character: str) -> str:
     return f"\\u{ord(character):04x}" if ord(character) <= 0xFFFF else f"\\U{ord(character):08x}"
 
 
-def _toml_key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
-
-
-def _by_section() -> Iterator[tuple[str, list[Leaf]]]:
+def _by_section() -> dict[str, list[Leaf]]:
     sections: dict[str, list[Leaf]] = {}
     for leaf in leaves(Settings):
-        sections.setdefault(_section_of(leaf.key), []).append(leaf)
-    yield from sections.items()
-
-
-def _section_of(key: str) -> str:
-    return key.rpartition(".")[0]
-
-
-def _section_values(settings: Settings, section: str) -> Any:
-    values: Any = settings
-    for name in section.split("."):
-        values = None if values is None else getattr(values, name)
-    return values
+        sections.setdefault(leaf.key.rpartition(".")[0], []).append(leaf)
+    return sections
 
 
 def _describe_section(section: str) -> str:

@@ -90,7 +90,6 @@ class Findings(msgspec.Struct):
 
     Attributes:
         unlisted: By field, the number of good records with a code that `values` of `records.mapping` does not list.
-        unlisted_codes: By field, the first of these codes, if values are shown.
         without_header: CSV inputs without any known column name; their column names are not reported as unknown
             fields, as they may be values.
         missing_columns: By CSV input, columns named by `records.mapping` that are missing.

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from shipper.report.rows import FlatTable
 
 TimezoneOption = Annotated[
-    str,
-    option("ZONE", "Time zone in which the platform's days begin and end, such as Europe/Malta."),
+    str, option("ZONE", "Time zone in which the platform's days begin and end, such as Europe/Malta.")
 ]
 
 

@@ -35,7 +35,6 @@ def ship_as_member(
     Print the summary, and return the exit code.
 
     Args:
-        listen: The admin address; empty = none.
         read: Reloads the settings on SIGHUP.
         selection: What to read; None = everything, for ever.
     Raises:

@@ -54,7 +54,6 @@ def publishing(
 
     Args:
         listen: The admin address; empty = none.
-        directory: The state directory; None = there is none.
         places: Remembers stuck places; None = nothing does.
     Raises:
         ConfigError: The address cannot be used.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -14,15 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from shipper.cli.commands import flag, option
-from shipper.cli.common import (
-    OutputOption,
-    SettingsOptions,
-    format_option,
-    prepare,
-    readable_state,
-    say,
-    several,
-)
+from shipper.cli.common import OutputOption, SettingsOptions, format_option, prepare, readable_state, say, several
 from shipper.cli.ledger import TimezoneOption
 from shipper.cli.report.common import fetch_reports, open_history_if_usable
 from shipper.cli.report.options import (
@@ -66,12 +59,10 @@ def reconcile(
     split: SplitOption = "day",
     timezone: TimezoneOption = "UTC",
     settle_days: Annotated[
-        int,
-        option("N", "Do not judge differences of days that ended less than N days ago.", min=0, max=3660),
+        int, option("N", "Do not judge differences of days that ended less than N days ago.", min=0, max=3660)
     ] = 2,
     boundary_hours: Annotated[
-        int,
-        option("N", "Records within N hours of midnight may count for the neighbouring day.", min=0, max=12),
+        int, option("N", "Records within N hours of midnight may count for the neighbouring day.", min=0, max=12)
     ] = 2,
     alarm_below: Annotated[
         str,
@@ -155,9 +146,10 @@ def reconcile(
         boundary_hours=boundary_hours,
         alarm_below=share,
     )
+    result = replace(result, lists_all=everything)
     notes = _notes(settings, pending_bytes, letters, result)
     check_partial(target, is_partial=bool(result.not_compared), is_allowed=allow_partial)
-    write(_render(form, result, notes, target, shows_all=everything), target, form=form)
+    write(_render(form, result, notes, target), target, form=form)
     if form == "csv" or target is not None:
         say("\n".join([*headlines(result), *(f"note: {finding}" for finding in findings(result))]))
     code = _EXIT_CODES[result.verdict]
@@ -270,18 +262,17 @@ def _notes(settings: Settings, pending_bytes: int, letters: DeadLetterCounts, re
     return notes
 
 
-def _render(form: Form, result: Reconciliation, notes: Sequence[str], target: Path | None, *, shows_all: bool) -> bytes:
+def _render(form: Form, result: Reconciliation, notes: Sequence[str], target: Path | None) -> bytes:
     from shipper.report.exports import to_csv
     from shipper.report.reconcile import page, render
 
     match form:
         case "csv":
-            return to_csv(render.flat_table(result, shows_others=shows_all))
+            return to_csv(render.flat_table(result))
         case "json":
-            return render.to_json(result, notes, shows_others=shows_all)
+            return render.to_json(result, notes)
         case "xlsx":
-            created = datetime.fromtimestamp(time.time(), UTC)
-            return render.to_workbook(result, notes, shows_others=shows_all, created=created)
+            return render.to_workbook(result, notes, created=datetime.fromtimestamp(time.time(), UTC))
         case "html":
-            return page.render_page(result, notes, made_at=iso(time.time()), shows_all=shows_all).encode()
-    return capture(lambda console: render.print_table(result, notes, console, shows_all=shows_all), target)
+            return page.render_page(result, notes, made_at=iso(time.time())).encode()
+    return capture(lambda console: render.print_table(result, notes, console), target)

@@ -125,5 +125,4 @@ def _is_instant(value: Any) -> bool:
 
 
 def _is_local(value: Any) -> bool:
-    """Return whether a value is a time without an offset."""
     return not _is_instant(value) and _is_instant(timestamps([value], zone=UTC)[0])

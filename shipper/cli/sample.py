@@ -20,10 +20,7 @@ def sample(
         int | None,
         option("N", "Number of days before today.", min=1, max=3650, show_default="easy 30, sparse 365, others 730"),
     ] = None,
-    profile: Annotated[
-        SampleProfile,
-        option("NAME", "easy, operator, sparse or dirty; see above."),
-    ] = "easy",
+    profile: Annotated[SampleProfile, option("NAME", "easy, operator, sparse or dirty; see above.")] = "easy",
     output: OutputOption = "",
 ) -> None:
     """

@@ -74,7 +74,6 @@ def ship(
 
     Args:
         make_source: Called once this process holds the state directory.
-        listen: The admin address; empty = none.
         reload: Functions for SIGHUP; None = it is not handled.
         file: The settings file, created before the settings were read.
         topic: Where the dead letters are, if the directory is a temporary copy.

@@ -160,7 +160,7 @@ class Codec:
         return self._finish(chunk, offset, piece, scanned)
 
     def encode_all(self, chunk: Chunk, *, room_bytes: int, latest: str) -> Iterator[EncodedChunk]:
-        """Validate a whole chunk, piece by piece, without sending it; there must be room for the longest record."""
+        """Validate a whole chunk in pieces of at most `room_bytes`, which the longest record must fit."""
         offset = chunk.start_offset
         while offset < chunk.end_offset:
             piece = self.encode(chunk, offset, room_events=_PIECE_RECORDS, room_bytes=room_bytes, latest=latest)
@@ -289,7 +289,6 @@ class Codec:
         return _Piece(end, good.wires, columns, good.offsets, ends, rejections, changes)
 
     def _drop_blanks(self, raws: list[bytes], offsets: list[int], rejections: list[Rejection]) -> Records:
-        """Drop blank records, and reject oversized ones."""
         if {raw[:1] for raw in raws} != {b"{"}:
             stripped = [raw.lstrip(_HOLE) for raw in raws]
             offsets = [offset + len(raw) - len(line) for offset, raw, line in zip(offsets, raws, stripped, strict=True)]
@@ -525,13 +524,11 @@ def _reject_cut(raws: list[bytes], offsets: list[int], rejections: list[Rejectio
 
 
 def _offsets_of(lines: list[bytes], first: int) -> list[int]:
-    """Return the offset of each line."""
     ends = accumulate(map(len, lines), lambda offset, length: offset + length + 1, initial=first)
     return list(ends)[:-1]
 
 
 def _reject_deep(records: Records, rejections: list[Rejection]) -> Records:
-    """Reject the records that are nested too deeply."""
     objects = [raw[:1] for raw in records.raws].count(b"{")
     if not may_nest_deeply(b"".join(records.raws), objects):
         return records

@@ -86,9 +86,7 @@ class Judge:
         self._has_zone = not self._is_strict and settings.assume_timezone is not None
         self._keeps_unknown = settings.unknown_fields == "keep"
         event = event_type(
-            relaxed=settings.relax,
-            statuses=settings.allowed_statuses,
-            keeps_unknown=self._keeps_unknown,
+            relaxed=settings.relax, statuses=settings.allowed_statuses, keeps_unknown=self._keeps_unknown
         )
         self._decode = msgspec.json.Decoder(event).decode
         self._types = {field.name: field.type for field in msgspec.structs.fields(event)}

@@ -159,7 +159,7 @@ def are_ips(column: Sequence[str]) -> bool:
 
 
 def are_timestamps(column: Sequence[str], latest: str) -> bool:
-    """Return whether each value, whose type ensures 20 characters, is a real `YYYY-MM-DDThh:mm:ssZ` up to `latest`."""
+    """Return whether each value, of 20 characters, is a real UTC time up to `latest`, which has the same form."""
     joined = '","'.join(column).encode()
     if joined.translate(None, _DIGITS) != b'--T::Z","' * (len(column) - 1) + b"--T::Z":
         return False

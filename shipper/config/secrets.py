@@ -182,8 +182,7 @@ async def _run(command: Sequence[str], key: str) -> tuple[bytes, int]:
                 output += part
                 if len(output) > MAX_SECRET_BYTES:
                     raise ConfigError(
-                        f"{command[0]} printed more than {MAX_SECRET_BYTES} bytes, too much for a secret",
-                        key=key,
+                        f"{command[0]} printed more than {MAX_SECRET_BYTES} bytes, too much for a secret", key=key
                     )
             return output, await process.wait()
         finally:

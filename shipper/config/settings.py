@@ -99,8 +99,7 @@ class EndpointSettings(Section, frozen=True):
         Path | None, about("certificates of trusted authorities (PEM)", example="/etc/ssl/certs/intake-ca.pem")
     ] = None
     client_certificate: Annotated[
-        Path | None,
-        about("client certificate (PEM); only presented to the service", example="/etc/shipper/client.pem"),
+        Path | None, about("client certificate (PEM); only presented to the service", example="/etc/shipper/client.pem")
     ] = None
     client_key: Annotated[
         Path | None, about("key of the client certificate (PEM)", example="/etc/shipper/client.key")
@@ -186,8 +185,7 @@ class KafkaSettings(Section, frozen=True):
         Path | None, about("key of the client certificate (PEM)", example="/etc/shipper/kafka.key")
     ] = None
     sasl_mechanism: Annotated[
-        Literal["", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"],
-        about("authentication; empty = none"),
+        Literal["", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"], about("authentication; empty = none")
     ] = ""
     username: Annotated[str, about("user name for SASL")] = ""
     password: Annotated[Secret | None, about("password for SASL", example={"file": "/run/secrets/kafka"})] = None
@@ -313,8 +311,7 @@ class RecordsSettings(Section, frozen=True):
         Literal["drop", "reject", "keep"], about("what to do with fields that the service does not know")
     ] = "drop"
     event_id: Annotated[
-        Literal["require", "derive"],
-        about("require: records without EventId become dead letters; derive: compute it"),
+        Literal["require", "derive"], about("require: records without EventId become dead letters; derive: compute it")
     ] = "require"
     event_id_fields: Annotated[
         tuple[str, ...], about("fields from which to derive EventIds; empty = BrandID, ConsumerID")
@@ -497,11 +494,7 @@ class AdminSettings(Section, frozen=True):
 
     stuck_seconds: Annotated[
         float,
-        about(
-            "time on one piece of work after which a stage counts as stuck, and `/healthz` fails",
-            ge=0.5,
-            le=3600,
-        ),
+        about("time on one piece of work after which a stage counts as stuck, and `/healthz` fails", ge=0.5, le=3600),
     ] = 30.0
 
     def __post_init__(self) -> None:

@@ -189,23 +189,14 @@ class Gate:
         problem: What happened, for users.
         failing_since: Time of the first failure since the last acceptance, or of an acceptance during a wait that the
             service asked for; None while there are no failures.
-        in_flight: Requests in flight.
         shut_at: When the gate was shut for this reason.
         probe_at: When the next probe may be sent, if the gate is shut.
     """
 
-    def __init__(
-        self,
-        settings: DeliverySettings,
-        *,
-        give_up_after_s: float | None,
-        rng: Random,
-        now: Callable[[], float] = anyio.current_time,
-    ) -> None:
+    def __init__(self, settings: DeliverySettings, *, give_up_after_s: float | None, rng: Random) -> None:
         self._settings = settings
         self._give_up_after_s = give_up_after_s
         self._rng = rng
-        self._now = now
         fixed = settings.concurrency
         self.limit = ConcurrencyLimit(fixed) if isinstance(fixed, int) else AdaptiveLimit(settings.max_concurrency)
         self._turn = anyio.Lock(fast_acquire=True)
@@ -242,7 +233,7 @@ class Gate:
                 changed = self._changed
                 with anyio.move_on_after(min(wait_s, patience_s)):
                     await changed.wait()
-            now = self._now()
+            now = anyio.current_time()
             if self._seconds_per_event:
                 self._paced_until = max(now, self._paced_until) + events * self._seconds_per_event
             self.in_flight += 1
@@ -256,7 +247,7 @@ class Gate:
     @property
     def wait_s(self) -> float:
         """The minimum time until the next probe; 0 while the gate is open."""
-        return max(0.0, self._held_until - self._now(), self.probe_at - self._now()) if self.reason else 0.0
+        return max(0.0, max(self._held_until, self.probe_at) - anyio.current_time()) if self.reason else 0.0
 
     def leave(self) -> None:
         """Note that a request has ended; the caller must note its outcome before the next await."""
@@ -265,7 +256,7 @@ class Gate:
 
     def _wait_s(self) -> float:
         """Return the time until the next admission; infinite = until `_changed` is set."""
-        now = self._now()
+        now = anyio.current_time()
         wait_s = max(self._held_until, self._paced_until) - now
         if self.reason:
             return math.inf if self.in_flight else max(wait_s, self.probe_at - now)
@@ -273,7 +264,7 @@ class Gate:
 
     def _patience_s(self) -> float:
         """Return how much longer to wait for an acceptance; raise if that time is over."""
-        now = self._now()
+        now = anyio.current_time()
         if self._gives_up_at() <= now:
             raise self._gave_up(f"nothing was accepted for {self._give_up_after_s:g} s")
         if self._fails_fast_at() <= now:
@@ -325,7 +316,7 @@ class Gate:
         """Apply new settings, and allow a probe at once, because they may have fixed the problem."""
         self._settings = settings
         self._seconds_per_event = _seconds_per_event(settings)
-        self._paced_until = self._now()
+        self._paced_until = anyio.current_time()
         self.probe_at = -math.inf
         self._probes = 0
         self._notify()
@@ -334,7 +325,7 @@ class Gate:
         """Shorten all backoffs, because a stop was requested; waits that the service asked for remain."""
         self._is_hurried = True
         self._woken.set()
-        self.probe_at = min(self.probe_at, self._now() + self._jitter_s(1, _LONGEST_WAIT_WHILE_STOPPING_S))
+        self.probe_at = min(self.probe_at, anyio.current_time() + self._jitter_s(1, _LONGEST_WAIT_WHILE_STOPPING_S))
         self._notify()
 
     def retry(self) -> None:
@@ -359,7 +350,7 @@ class Gate:
         self._may_fail_fast = False
         self._setup_fails_since = None
         if self.failing_since is not None:
-            self.failing_since = self._now()
+            self.failing_since = anyio.current_time()
         self._note_answer(admission)
         self._open()
 
@@ -395,7 +386,7 @@ class Gate:
 
     def note_failure(self, verdict: Verdict, admission: Admission) -> None:
         """Record that an attempt failed for a reason other than its records."""
-        now = self._now()
+        now = anyio.current_time()
         self.failing_since = now if self.failing_since is None else self.failing_since
         self.problem = verdict.problem
         if not (verdict.is_setup_problem and self._may_fail_fast):
@@ -413,7 +404,7 @@ class Gate:
             self._shut(verdict.reason, verdict, admission)
 
     def _shut(self, reason: str, verdict: Verdict, admission: Admission) -> None:
-        now = self._now()
+        now = anyio.current_time()
         self._held_until = max(self._held_until, now + (verdict.retry_after_s or 0.0))
         if self.reason and not admission.is_probe:
             return  # sent before the gate was shut
@@ -430,10 +421,10 @@ class Gate:
         longest_s = min(max_s, self._settings.retry_max_seconds)
         if self._is_hurried:
             longest_s = min(longest_s, _LONGEST_WAIT_WHILE_STOPPING_S)
-        self.probe_at = self._now() + self._jitter_s(self._probes, longest_s)
+        self.probe_at = anyio.current_time() + self._jitter_s(self._probes, longest_s)
 
     def _open(self) -> None:
-        if self.reason and self._now() < self._held_until:
+        if self.reason and anyio.current_time() < self._held_until:
             return  # the answer to an older request does not end a wait that the service has asked for since
         self.failing_since = self._setup_fails_since = None
         self._failures = 0
@@ -446,7 +437,7 @@ class Gate:
             self._ramp = self._ramp + 1 if self._ramp < self.limit.limit else math.inf
 
     def _note_answer(self, admission: Admission) -> None:
-        now, before = self._now(), self.limit.limit
+        now, before = anyio.current_time(), self.limit.limit
         self.limit.note_answer(seconds=now - admission.started_at, in_flight=admission.in_flight, now=now)
         if self.limit.limit > before:
             self._grown.set()

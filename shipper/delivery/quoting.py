@@ -51,8 +51,6 @@ def quotation(statement: str, authorization: Authorization, body: bytes = b"") -
     Return the part of a text that may be quoted, with the rest masked.
 
     Args:
-        statement: The service's text.
-        authorization: The credentials of the request.
         body: The body of the request, JSON; empty = it had no records.
     Returns:
         Words on one line; empty if none may be quoted.

@@ -46,11 +46,7 @@ class NoTokenError(Exception):
     """
 
     def __init__(
-        self,
-        reason: Reason,
-        message: str,
-        retry_after_s: float | None = None,
-        is_setup_problem: bool | None = None,
+        self, reason: Reason, message: str, retry_after_s: float | None = None, is_setup_problem: bool | None = None
     ) -> None:
         super().__init__(reason, message, retry_after_s, is_setup_problem)
         self.reason = reason

@@ -93,10 +93,7 @@ _TABLE: Final = {
         Action.RENEW_TOKEN, "token", "the service refused the access token", "{section}.token or {section}.oauth2"
     ),
     403: Verdict(
-        Action.PAUSE,
-        "forbidden",
-        "the service denied access",
-        "the permissions of the token and the subscription key",
+        Action.PAUSE, "forbidden", "the service denied access", "the permissions of the token and the subscription key"
     ),
     404: _NOT_FOUND,
     405: Verdict(Action.PAUSE, "not_found", "the method is not allowed at this address", "{section}.base_url"),
@@ -146,7 +143,6 @@ def judge(
 
     Args:
         events: Number of sent events; None for a request that does not send events.
-        section: The settings section, for advice.
         wall_time: The current time, for a `Retry-After` date in an answer without a `Date`.
         event_ids: Returns the EventIds of the sent events in order; called only if an EventId must be looked up.
         quote: Returns the part of an unknown text about refused access that a message may quote.
@@ -270,7 +266,6 @@ def _broken_success(answer: Answer, document: object, events: int | None, *, is_
 
 
 def _results(document: object, events: int, event_ids: Callable[[], Sequence[str]]) -> Results:
-    """Read the results of the events from a document."""
     if document is None or document == {}:
         return ALL_ACCEPTED
     from shipper.delivery.answer_reading import read_results  # imported here because it is rarely needed
@@ -279,7 +274,6 @@ def _results(document: object, events: int, event_ids: Callable[[], Sequence[str
 
 
 def _verdict_on_results(results: Results, status: int, events: int) -> Verdict:
-    """Return the verdict on the results in a document."""
     is_named = bool(results.rejected or results.retried)
     if results.failure:
         if 500 <= results.status < 600 or results.status in _RETRIED:

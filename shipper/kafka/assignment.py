@@ -84,7 +84,6 @@ class Assignment:
         settings: Replaced after a reload.
         streams: One for each partition.
         revoked: Partitions revoked during the current call of `consume`.
-        is_paused: The client fetches nothing.
         membership: The consumer's group metadata, which proves its generation to the brokers; None while this process
             is not a member. Only the thread reads it from the client, which blocks other callers while it polls.
     """

@@ -80,12 +80,7 @@ class _Log(logging.Handler):
 
 
 def client_properties(settings: KafkaSettings, *, on_error: OnError | None = None) -> dict[str, Any]:
-    """
-    Return the properties common to all clients.
-
-    Raises:
-        ConfigError: The password cannot be fetched, or a TLS file cannot be read.
-    """
+    """Return the properties common to all clients; raise `ConfigError` if a secret or file cannot be read."""
     protocol = {"tls": "SSL", "plaintext": "PLAINTEXT"}[settings.security]
     if settings.sasl_mechanism:
         protocol = f"SASL_{protocol}"

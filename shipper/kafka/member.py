@@ -67,10 +67,7 @@ class Member:
         give_up_after_s: Maximum wait for brokers that prevent reading `ranges`.
 
     Attributes:
-        admin: Queries the brokers.
-        status: The counts and obstacles of this member.
         password: The password for the brokers that was read last; None = none is needed.
-        assignment: The partitions of this process.
         unfinished: Once the group has settled all other ranges, the partitions whose ranges cannot be read to their
             end; None until then.
         failure: Why this process can no longer be a member; None while it can.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from hashlib import sha256
-from typing import Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 import structlog
 from confluent_kafka import Consumer, ConsumerGroupState, IsolationLevel, TopicCollection, TopicPartition
@@ -293,17 +293,14 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
         SourceError: The query failed.
     """
     right = f"DESCRIBE on the group {settings.group_id} and the topics {', '.join(settings.topics)}"
-    with translate_errors(settings, f"group {settings.group_id} cannot be examined", right):
-        admin, errors = _open_admin(settings)
-        with errors.explaining(settings, admin.poll):
-            offsets = read_offsets(admin, settings, settings.topics, _CALL_S, is_stable=False)
-            (future,) = admin.describe_consumer_groups([settings.group_id], request_timeout=_CALL_S).values()
-            group = future.result(_CALL_S)
-            firsts: dict[Partition, int] = {}
-            if until is not None:
-                spec = OffsetSpec.for_timestamp(int(until * 1000))
-                led = [TopicPartition(*key) for key, partition in offsets.items() if partition.topic_id]
-                firsts = offsets_at(admin, led, spec, _CALL_S)
+    with _admin(settings, f"group {settings.group_id}", right) as admin:
+        # First, as without a right on the group the offsets are refused only after the time limit.
+        group = _describe_group(admin, settings.group_id)
+        offsets = read_offsets(admin, settings, settings.topics, _CALL_S, is_stable=False)
+        firsts: dict[Partition, int] = {}
+        if until is not None:
+            led = [key for key, partition in offsets.items() if partition.topic_id]
+            firsts = _offsets_since(until, admin, led)
     dead_letters, problem = _count_letters(settings)
     states = [_partition_state(partition, settings, at) for partition in offsets.values()]
     states.sort(key=lambda state: (-state.lag_records, state.topic, state.partition))
@@ -331,13 +328,29 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
     )
 
 
-def _open_admin(settings: KafkaSettings) -> tuple[AdminClient, ConnectionErrors]:
+@retry_transient
+def _describe_group(admin: AdminClient, group_id: str) -> Any:
+    (future,) = admin.describe_consumer_groups([group_id], request_timeout=_CALL_S).values()
+    return future.result(_CALL_S)
+
+
+@contextmanager
+def _admin(settings: KafkaSettings, subject: str, right: str = "") -> Iterator[AdminClient]:
+    """Yield a client to examine a subject; errors as for `translate_errors`."""
     errors = ConnectionErrors()
-    return AdminClient(client_properties(settings, on_error=errors)), errors
+    with translate_errors(settings, f"{subject} cannot be examined", right):
+        admin = AdminClient(client_properties(settings, on_error=errors))
+        with errors.explaining(settings, admin.poll):
+            yield admin
+
+
+def _offsets_since(time_s: float, admin: AdminClient, partitions: Iterable[Partition]) -> dict[Partition, int]:
+    """Return the first offsets from a time on; -1 = none."""
+    spec = OffsetSpec.for_timestamp(int(1000 * time_s))
+    return offsets_at(admin, [TopicPartition(*key) for key in partitions], spec, _CALL_S)
 
 
 def _describe_member(member: MemberDescription) -> str:
-    """Return the name and the address of a member."""
     name = member.group_instance_id or member.member_id.rpartition("-")[2]
     return f"{name} at {member.host.lstrip('/')}"
 
@@ -414,10 +427,8 @@ class Selection(Struct, kw_only=True):
 
     def ranges(self, kafka: KafkaSettings) -> dict[Partition, range]:
         """Query the offsets up to the current end; raise `SourceError` if the selection does not exist."""
-        with translate_errors(kafka, f"{', '.join(kafka.topics)} cannot be examined"):
-            admin, errors = _open_admin(kafka)
-            with errors.explaining(kafka, admin.poll):
-                offsets = read_offsets(admin, kafka, kafka.topics, _CALL_S, is_stable=False, are_arguments=True)
+        with _admin(kafka, ", ".join(kafka.topics)) as admin:
+            offsets = read_offsets(admin, kafka, kafka.topics, _CALL_S, is_stable=False, are_arguments=True)
             for partition in offsets.values():
                 if not partition.topic_id:
                     raise SourceError(start_of(partition, kafka).gap)
@@ -425,8 +436,7 @@ class Selection(Struct, kw_only=True):
             def offsets_from(time_s: float | None, bounds: Mapping[Partition, int]) -> Mapping[Partition, int]:
                 if time_s is None:
                     return bounds
-                spec = OffsetSpec.for_timestamp(int(1000 * time_s))
-                found = offsets_at(admin, [TopicPartition(*key) for key in offsets], spec, _CALL_S)
+                found = _offsets_since(time_s, admin, offsets)
                 return {key: offsets[key].end if offset < 0 else offset for key, offset in found.items()}
 
             firsts = offsets_from(self.since_s, {key: partition.low for key, partition in offsets.items()})

@@ -33,14 +33,7 @@ from shipper.kafka.client import (
     producer_properties,
     required_right,
 )
-from shipper.kafka.documents import (
-    Document,
-    Metadata,
-    add_checkpoints,
-    letter_document,
-    produce,
-    shortened_letter,
-)
+from shipper.kafka.documents import Document, Metadata, add_checkpoints, letter_document, produce, shortened_letter
 from shipper.kafka.member import Member
 from shipper.kafka.offsets import Selection
 from shipper.kafka.stream import KafkaStream, Session
@@ -173,7 +166,6 @@ class TransactionStore:
             )
 
     def _use_password(self, password: str | None) -> None:
-        """Log in with the password that the member uses."""
         if password is not None and password != self._properties["sasl.password"]:
             self._properties["sasl.password"] = password
             if self._producer is not None:
@@ -368,11 +360,7 @@ def _call_with_timeout(call: Callable[[], object]) -> None:
 
 @contextmanager
 def open_group(
-    settings: Settings,
-    *,
-    now: Callable[[], float],
-    wall_time: Callable[[], float],
-    selection: Selection | None = None,
+    settings: Settings, *, now: Callable[[], float], wall_time: Callable[[], float], selection: Selection | None = None
 ) -> Iterator[tuple[Member, TransactionStore]]:
     """
     Connect to the brokers; on exit, leave the group. The member joins it once a pipeline is attached.

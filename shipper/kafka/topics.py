@@ -127,7 +127,7 @@ class Topics:
             if not finding.problem:
                 finding = self._check_config(key, finding, is_start=is_start)
             if name == self._settings.letters and not finding.problem and not is_start:
-                finding = self._check_owners(finding)
+                finding = finding._replace(problem=self._owners_problem())
             yield finding
 
     def _check_topic(self, name: str, *, is_start: bool) -> Finding:
@@ -184,39 +184,37 @@ class Topics:
             return Finding(name, problem)
         finding = finding._replace(detail=f"{finding.detail}, compacted")
         if setting == "dead_letter_topic":
-            return self._check_size(finding, int(config.get("max.message.bytes", 0)), is_start=is_start)
+            max_bytes = int(config.get("max.message.bytes", 0))
+            return finding._replace(problem=self._size_problem(max_bytes, is_start=is_start))
         return finding
 
-    def _check_owners(self, finding: Finding) -> Finding:
-        """Check that the dead letters are those of this group, if it may read them."""
+    def _owners_problem(self) -> str:
+        """Return a problem if there are dead letters of another group; empty if these may not be read."""
         settings = self._settings
         try:
             owners = {owner_of(document.headers) for document in read_table(settings, settings.letters)}
         except (KafkaException, TimeoutError):  # members do not need this right
-            return finding
+            return ""
         if others := sorted(owner for owner in owners if owner is not None and not is_owner(owner, settings.group_id)):
-            problem = (
+            return (
                 f"it contains dead letters of group {others[0]}; groups with the same topic overwrite each other's "
                 "letters, so choose another topic in input.kafka.dead_letter_topic"
             )
-            return Finding(finding.name, problem)
-        return finding
+        return ""
 
-    def _check_size(self, finding: Finding, max_bytes: int, *, is_start: bool) -> Finding:
-        name, min_bytes = finding.name, self._max_record_bytes + LETTER_OVERHEAD_BYTES
+    def _size_problem(self, max_bytes: int, *, is_start: bool) -> str:
+        min_bytes = self._max_record_bytes + LETTER_OVERHEAD_BYTES
         if max_bytes < min_bytes:
-            problem = (
+            return (
                 f"max.message.bytes is {max_bytes}, too small for the longest record: raise it to {min_bytes}, or "
                 f"lower input.max_record_bytes, which is {self._max_record_bytes}"
             )
-            return Finding(name, problem)
         if not is_start and max_bytes < (min_bytes := self._letter_bytes()):
-            problem = (
+            return (
                 f"max.message.bytes is {max_bytes}, too small for the longest message that the topics of the group "
                 f"accept: raise it to {min_bytes}, or only the beginning of such a message is stored as a dead letter"
             )
-            return Finding(name, problem)
-        return finding
+        return ""
 
     def _finding_of(self, name: str, error: KafkaError) -> Finding:
         if error.code() in UNKNOWN_TOPIC:
@@ -238,8 +236,7 @@ class Topics:
         config = {"cleanup.policy": "compact", "max.compaction.lag.ms": str(_COMPACTION_LAG_MS)}
         topics = [
             NewTopic(
-                self._settings.letters,
-                config=config | {"max.message.bytes": str(max(1_048_588, self._letter_bytes()))},
+                self._settings.letters, config=config | {"max.message.bytes": str(max(1_048_588, self._letter_bytes()))}
             ),
             NewTopic(self._settings.ledger, config=config),
         ]

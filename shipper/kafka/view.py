@@ -117,7 +117,9 @@ class GroupView:
                 own.append(letter)
             else:
                 self.skipped[self._settings.letters, owner or ""] += 1
-        parsed = sorted(((*_parse_letter(letter), letter) for letter in own), key=itemgetter(0))
+        # By time and place, as the brokers return them in no order, so that their ids ascend like those of others.
+        parsed = [(*_parse_letter(letter), letter) for letter in own]
+        parsed.sort(key=lambda item: (item[0], item[1], item[2].start_offset))
         with closing(Store(self._directory)) as store:
             for first_at, group in groupby(parsed, key=itemgetter(0)):
                 rejections: dict[str, tuple[Stream, list[Rejection]]] = {}

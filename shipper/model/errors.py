@@ -68,7 +68,6 @@ class DeliveryGaveUpError(ShipperError):
     A one-shot run gave up waiting and ended with records pending.
 
     Attributes:
-        remedy: What to do about it, a sentence.
         reason: The reason of the pause, a key of `pauses.ADVICE`; empty = no further advice.
     """
 

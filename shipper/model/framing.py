@@ -66,12 +66,7 @@ class Framing(Protocol):
     header: bytes  # of CSV, without which its records have no meaning; else empty
 
     def cut(self, data: bytes, *, is_final: bool) -> int:
-        """
-        Return the end of the last complete record in `data`, after its newline; 0 if no record is complete.
-
-        Args:
-            is_final: Nothing follows `data`, so its end ends the last record.
-        """
+        """Return the end of the last complete record, 0 if there is none; final data ends with its last record."""
 
     def frames(self, data: bytes, start: int) -> Iterator[Frame]:
         """Yield the records in complete bytes, in order, without separators; includes blank records."""

@@ -132,7 +132,6 @@ class Erasure:
                     data.doubtful.append(_describe_position(path, chunk.start_offset))
 
     def _contains_number(self, content: Content, chunk: Chunk) -> bool:
-        """Return whether an oversized record contains the number."""
         return any(
             self._number.search(content.pread(min(_SEARCHED_BYTES, chunk.end_offset - start), start))
             for start in range(chunk.start_offset, chunk.end_offset, _SEARCHED_BYTES - _DIGITS_MAX)

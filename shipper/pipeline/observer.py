@@ -35,12 +35,7 @@ class _Progress(NamedTuple):
 
 
 class Observer:
-    """
-    Takes and publishes snapshots of a pipeline, without changing it; `live` is the initial one.
-
-    Attributes:
-        phase, reload_error, restart_needed: Fields of the snapshots; set by the pipeline.
-    """
+    """Takes and publishes snapshots of a pipeline, without changing it; `live` is the initial one."""
 
     def __init__(
         self,

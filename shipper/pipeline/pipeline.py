@@ -28,17 +28,7 @@ from shipper.codec.dedupe import new_window
 from shipper.config.settings import RecordsSettings, Settings, require_endpoint
 from shipper.delivery.credentials import NoTokenError
 from shipper.model.errors import ConfigError, DeliveryGaveUpError, StateInUseError, first_of
-from shipper.model.records import (
-    Batch,
-    BatchResult,
-    Checkpoint,
-    Chunk,
-    Outcome,
-    Stream,
-    Summary,
-    Totals,
-    shown,
-)
+from shipper.model.records import Batch, BatchResult, Checkpoint, Chunk, Outcome, Stream, Summary, Totals, shown
 from shipper.model.version import __version__
 from shipper.pipeline.observer import Observer
 from shipper.pipeline.packer import CHUNK_BUFFER, Hold, Packer
@@ -76,9 +66,7 @@ class Pipeline:
         suspects: By input, the places of records that an earlier process got stuck on.
 
     Attributes:
-        settlement, senders: The last two stages.
         gave_up: Why the run gave up; None if it did not.
-        reload_advice: How to make this process use changed settings.
 
     Raises:
         ConfigError: A secret, certificate or key cannot be used.

@@ -28,7 +28,6 @@ class ReplayRun:
 
     Attributes:
         totals: Counts of letters whose results are saved; complete once `run` has returned.
-        reasons: Rejections by rule.
         message: Why the replay gave up; empty if it did not.
         is_over: Set by the pipeline once its senders have ended.
     """

@@ -97,13 +97,9 @@ class Settlement:
         give_up_after_s: How long to retry saving; None = indefinitely.
 
     Attributes:
-        acks: The open spans, and the counts of this run.
         answers: Number of answers that settled something.
-        is_stopping: Reading has ended.
         has_skipped_chunks: A chunk was skipped, so all later ones must be skipped, too.
         blockage: What blocks saving; None = nothing does.
-        commits: Number of transactions.
-        settled_bytes: Saved bytes of all inputs.
         handed_over: Records of abandoned streams that were read and not settled.
     """
 

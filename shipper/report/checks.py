@@ -257,7 +257,6 @@ class _Total(NamedTuple):
 def _check_balances(
     report: wire.DailyReport, entries: Sequence[wire.MarketingSource], tolerance: Decimal
 ) -> Iterator[Finding]:
-    """Check that the outgoing balance follows from the revenue, and from the balances of the marketing sources."""
     if any(not entry.exchange_rate and not _is_in_own_currency(report, entry) for entry in entries):
         return
     has_rates = any(entry.exchange_rate not in (None, 1) for entry in entries)
@@ -329,13 +328,7 @@ def _sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
 
 
 def _compare(
-    check: str,
-    claim: str,
-    expected: Decimal | None,
-    actual: Decimal | None,
-    tolerance: Decimal,
-    *,
-    severity: Severity,
+    check: str, claim: str, expected: Decimal | None, actual: Decimal | None, tolerance: Decimal, *, severity: Severity
 ) -> Finding:
     """Return a finding about whether two amounts are equal; `severity` applies if they are not."""
     if expected is None or actual is None:

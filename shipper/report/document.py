@@ -59,8 +59,6 @@ def read_report(body: bytes, *, account_id: int, fetched_at: float | None = None
     Figures and names may be missing or null; the ids of the account, its brands and marketing sources may not. The
     name of the account's id may also be spelled correctly.
 
-    Args:
-        account_id: The requested account.
     Raises:
         ReportError: The body is not a report (not JSON, a web page, another document, a figure that is a string or out
             of range), or it is the report of another account.

@@ -139,7 +139,6 @@ def to_xlsx(tables: Sequence[FlatTable], *, created: datetime, notice: str = "")
     with more digits is written as text. Names are text cells, so that none is a formula or a link.
 
     Args:
-        created: The workbook's creation time.
         notice: A line at the top of every sheet.
     Raises:
         ReportError: XlsxWriter is not installed, or a table or text is too large for a sheet or cell.

@@ -23,13 +23,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shipper.model import wire
-from shipper.model.errors import ConfigError, StateError
+from shipper.model.errors import StateError
 from shipper.report.changes import Change, diff, is_restated
 from shipper.report.content import content_hash
 from shipper.report.document import FetchedReport, read_report
 from shipper.report.ranges import DateRange, Part
 from shipper.state import sqlite
-from shipper.state.directory import why_unusable
+from shipper.state.directory import make_private
 
 FILE_NAME: Final = "reports.db"
 SCHEMA_VERSION: Final = 1
@@ -195,14 +195,6 @@ class History:
                 sources.setdefault(account, set()).add(media)
         return {account: frozenset(media) for account, media in sources.items()}
 
-    def latest(self) -> LatestFetch | None:
-        with _translate_errors(self._path):
-            row = self._db.execute(
-                "SELECT last_fetched_at, account, first_day, last_day FROM versions "
-                "ORDER BY last_fetched_at DESC LIMIT 1"
-            ).fetchone()
-        return LatestFetch(row[0], row[1], date.fromisoformat(row[2]), date.fromisoformat(row[3])) if row else None
-
     def report(self, version: Version) -> FetchedReport:
         return read_report(self.body(version), account_id=version.account, fetched_at=version.first_fetched_at)
 
@@ -334,27 +326,29 @@ def _neighbours(versions: Sequence[Version], fetched_at: float) -> list[Version]
 
 def latest_fetch(directory: Path) -> LatestFetch | None:
     """Return the last fetch, if any, without creating anything in the directory. Errors as for `History`."""
-    if not os.path.lexists(directory / FILE_NAME):
-        return None
-    with closing(History(directory)) as history:
-        return history.latest()
+    path = directory / FILE_NAME
+    with _translate_errors(path):
+        if (read_only := sqlite.open_read_only(path)) is None:
+            return None
+        with closing(read_only) as db:
+            if not sqlite.check_schema(db, _APPLICATION_ID, SCHEMA_VERSION):
+                return None
+            row = db.execute(
+                "SELECT last_fetched_at, account, first_day, last_day FROM versions "
+                "ORDER BY last_fetched_at DESC LIMIT 1"
+            ).fetchone()
+    return LatestFetch(row[0], row[1], date.fromisoformat(row[2]), date.fromisoformat(row[3])) if row else None
 
 
 def _translate_errors(path: Path) -> AbstractContextManager[None]:
     return sqlite.translate_errors(
-        path,
-        if_moved="its versions are then not shown, and new versions are stored in a new file",
+        path, if_moved="its versions are then not shown, and new versions are stored in a new file"
     )
 
 
 def _open(directory: Path) -> sqlite3.Connection:
     """Open the database; create it (0600) and the directory (0700) if missing."""
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if directory.stat().st_mode & 0o077:
-            directory.chmod(0o700)
-    except OSError as error:
-        raise ConfigError(why_unusable(directory, error), key="state.directory") from error
+    make_private(directory)
     path = directory / FILE_NAME
     with _translate_errors(path), _exclusive(directory):
         sqlite.check_files(path)

@@ -78,11 +78,7 @@ def check_order(start: date, end: date) -> None:
 
 
 def split_range(start: date, end: date, split: Split = "month") -> list[DateRange]:
-    """
-    Split a range into the ranges of single reports, ascending and without gaps.
-
-    Customers and balances of the parts do not add up to those of the whole range.
-    """
+    """Split a range into those of single reports, ascending; customers and balances do not add up over them."""
     check_order(start, end)
     parts = []
     while True:

@@ -147,7 +147,6 @@ class Line(NamedTuple):
     A marketing source, or the total of a brand or the account.
 
     Attributes:
-        brand: Number and name.
         source: Number and name; empty in a total.
         entries: 1..n entries to add; one per period for a marketing source.
     """

@@ -138,13 +138,12 @@ def _head(item: ReportVersion) -> Table:
         "Opening balance": "" if report.opening_balance is None else money(report.opening_balance),
         "Outgoing balance": "" if report.outgoing_balance is None else money(report.outgoing_balance),
         "Generated at": clean(report.reporting_time),
+        "Fetched at": clean(item.fetched_at),
+        "Restated": "figures differ from those fetched earlier" if item.is_restated else "",
     }
-    if item.fetched_at:
-        lines["Fetched at"] = clean(item.fetched_at)
-    if item.is_restated:
-        lines["Restated"] = "figures differ from those fetched earlier"
     for label, value in lines.items():
-        head.add_row(label, Text(value, style="bold" if label == "Account" else ""))
+        if value:
+            head.add_row(label, Text(value, style="bold" if label == "Account" else ""))
     return head
 
 

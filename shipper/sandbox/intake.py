@@ -87,7 +87,6 @@ def read_batch(
 
     Args:
         is_strict: Whether to enforce the public rules, too.
-        now_seconds: The service's time, seconds since the epoch.
         is_known: Returns whether an EventId was received before; None = accept repeated EventIds.
     Returns:
         The events, or the refusal of the whole request if it is not a valid batch.

@@ -55,7 +55,6 @@ def build_report(
     Args:
         registrations: In any order; rows with the same key are added up, and other days are ignored.
         end: The last day, included; not before `start`.
-        now_seconds: The reporting time, seconds since the epoch.
         figures: The source of the figures other than registrations.
         restated: How often each day was restated. Every restatement takes back one registration of each brand and
             marketing source that has any left on that day, and generates other figures for the day.

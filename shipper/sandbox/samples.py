@@ -23,6 +23,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from itertools import accumulate, islice, zip_longest
 from random import Random
 from typing import Any, Final, Literal
@@ -87,12 +88,7 @@ DAYS: Final = {"easy": 30, "operator": 730, "sparse": 365, "dirty": 730}
 
 
 def sample_lines(
-    count: int,
-    *,
-    seed: int = 1,
-    end: datetime,
-    days: int | None = None,
-    profile: SampleProfile = "easy",
+    count: int, *, seed: int = 1, end: datetime, days: int | None = None, profile: SampleProfile = "easy"
 ) -> Iterator[bytes]:
     """
     Yield `count` invented events.
@@ -102,7 +98,6 @@ def sample_lines(
 
     Args:
         count: Number of events, 0..999,999,937; within that, every ConsumerID of the profile `easy` is unique.
-        seed: Any integer.
         end: Aware datetime; no event is later. Profiles other than `easy` end with the day (UTC) before it.
         days: Length of the period that ends at `end`, at least 1; None = `DAYS` of the profile.
     Yields:
@@ -218,16 +213,20 @@ def _lines(count: int, rng: Random, draws: _Easy | _Operator | _Sparse, *, is_va
 
 def _dirty(lines: Iterator[bytes], rng: Random) -> Iterator[bytes]:
     """Change and repeat records in each block; the first record stays unchanged, as it is the one to repeat."""
-    changes = [_reorder] * REORDERED + [_normalisable] * NORMALISED + [_invalid] * INVALID
+    changes: list[Callable[[], Callable[[bytes], bytes]]] = [
+        *[lambda: _reorder] * REORDERED,
+        *[partial(rng.choice, _NORMALISABLE)] * NORMALISED,
+        *[partial(rng.choice, _INVALID)] * INVALID,
+    ]
     while block := list(islice(lines, BLOCK)):
         positions = rng.sample(range(1, BLOCK), len(changes) + DUPLICATES)
         for position, change in zip_longest(positions, changes):
             if position < len(block):
-                block[position] = change(block[position], rng) if change else block[0]
+                block[position] = change()(block[position]) if change else block[0]
         yield from block
 
 
-def _reorder(line: bytes, rng: Random) -> bytes:
+def _reorder(line: bytes) -> bytes:
     """Sort the keys, as another program might."""
     return msgspec.json.encode(msgspec.json.decode(line), order="sorted") + b"\n"
 
@@ -262,14 +261,6 @@ _INVALID: Final = (
     lambda line: line[: len(line) // 2] + b"\n",  # as after a killed writer
     lambda line: line.replace(b'"Username":"', b'"Username":"\xeb'),  # Latin-1
 )
-
-
-def _normalisable(line: bytes, rng: Random) -> bytes:
-    return rng.choice(_NORMALISABLE)(line)
-
-
-def _invalid(line: bytes, rng: Random) -> bytes:
-    return rng.choice(_INVALID)(line)
 
 
 def _dates(end: date, days: int) -> list[str]:

@@ -54,7 +54,6 @@ async def serve(
     Serve until SIGINT or SIGTERM; after a second signal, do not wait for open connections.
 
     Args:
-        clock: Seconds since the epoch.
         announce: Called once the server accepts connections and handles signals.
         observe: Called after each request except those to the controls.
     Raises:

@@ -40,7 +40,6 @@ class Completion:
     name back. A crash in between leaves the private name, for `restore_unfinished`.
 
     Args:
-        directory: Where to move files.
         is_needed: Returns whether the file of the stream with this id has the only copy of a dead letter's record.
     """
 
@@ -62,8 +61,9 @@ class Completion:
         try:
             if file_id_of(path.stat()) != stream.file_id:
                 return "done"
-            with open(path, "rb", buffering=0, opener=_open_nonblocking) as file:
-                return self._complete(path, file.fileno(), stream)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # not to wait if it is a FIFO by now
+            with open(descriptor, "rb", buffering=0):
+                return self._complete(path, descriptor, stream)
         except FileNotFoundError:
             return "done"
         except OSError as error:
@@ -200,10 +200,6 @@ def _move_file(source: Path, target: Path) -> Path:
         raise
     source.unlink()
     return moved
-
-
-def _open_nonblocking(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # in case it is a FIFO by now
 
 
 def _is_settled(descriptor: int, stream: Stream) -> bool:

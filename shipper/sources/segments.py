@@ -70,7 +70,6 @@ class Segments:
             bytes as written, so another sync would prove nothing.
         unwritten: Bytes that could not be appended yet.
         header: The CSV header that begins each segment, with a newline; empty for other formats.
-        delimiter: The delimiter of CSV.
     """
 
     def __init__(

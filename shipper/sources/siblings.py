@@ -48,7 +48,6 @@ class Siblings:
         Args:
             matched: The names that the patterns match now, or matched before.
             since: When each pattern was first used, seconds since the epoch; patterns not in it are skipped.
-            now_s: The time, seconds since the epoch.
         Returns:
             Generations, which contain records of the same application; and unknown files.
         """

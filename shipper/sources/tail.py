@@ -39,12 +39,7 @@ _MODIFIED: Final = 2  # of the kinds of changes that watchfiles reports
 
 
 class FollowedFiles:
-    """
-    Follows growing files until it is cancelled.
-
-    Args:
-        poll_interval_s: How often to look for new files, and for growth that the kernel did not report.
-    """
+    """Follows growing files until it is cancelled."""
 
     is_exhausted = False  # the input has no end
 

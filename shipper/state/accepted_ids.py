@@ -21,14 +21,13 @@ from msgspec import Struct
 from shipper.model.errors import StateUnwritableError
 from shipper.state.schema import reading
 from shipper.state.sqlite import translate_errors
-from shipper.system.files import sync_directory
+from shipper.system.files import GUARDED, sync_directory
 
 log = structlog.get_logger("state")
 
 _ID_BYTES: Final = 16
 _FILES: Final = 8  # the oldest is deleted once the others hold enough
 _FILE_IDS_MIN: Final = 4096
-_OPEN: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _to_disk: Final = getattr(os, "fdatasync", os.fsync)
 
 
@@ -106,7 +105,7 @@ class AcceptedIds:
         path = self._directory / str(number)
         with suppress(FileNotFoundError):
             path.unlink()
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN, 0o600)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | GUARDED, 0o600)
         self._number, self._may_have_orphans = number, True
         for folder in (self._directory, self._directory.parent):  # so that a crash of the machine keeps the new file
             sync_directory(folder)
@@ -182,7 +181,7 @@ def _stored_bytes(folder: Path, number: int, length: int) -> int:
 def _open(path: Path, flags: int) -> int | None:
     """Open a regular file, or return None; do not follow links or wait for pipes."""
     try:
-        descriptor = os.open(path, flags | _OPEN)
+        descriptor = os.open(path, flags | GUARDED)
     except OSError as error:
         if isinstance(error, PermissionError):
             raise

@@ -19,6 +19,7 @@ import structlog
 
 from shipper.model.errors import StateError
 from shipper.state.sqlite import check_files, translate_errors
+from shipper.system.files import GUARDED, replace_file
 
 log = structlog.get_logger("state")
 
@@ -65,7 +66,7 @@ def read_key(directory: Path) -> bytes | None:
     with translate_errors(path):
         check_files(path)
         try:
-            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            with open(os.open(path, os.O_RDONLY | GUARDED), "rb") as file:
                 key = file.read(_KEY_BYTES + 1)
         except FileNotFoundError:
             return None
@@ -86,16 +87,10 @@ def ensure_key(directory: Path, *, is_expected: bool) -> bytes:
     """Read the key, or create it (0600) if it is missing; log a warning then if one `is_expected`."""
     if (key := read_key(directory)) is not None:
         return key
-    path, temporary = directory / KEY_FILE, directory / f".{KEY_FILE}"
+    path = directory / KEY_FILE
     key = secrets.token_bytes(_KEY_BYTES)
     with translate_errors(path):
-        check_files(temporary)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(temporary, flags, 0o600), "wb") as file:
-            file.write(key)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        replace_file(path, key)
     if is_expected:
         log.warning(
             "ledger_key_lost",

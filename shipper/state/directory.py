@@ -14,6 +14,7 @@ from typing import Final
 from urllib.parse import quote
 
 from shipper.model.errors import ConfigError, StateInUseError, first_of
+from shipper.system.files import GUARDED
 from shipper.system.permissions import DENIALS, access_problem, describe_ownership, file_type_problem
 
 # Never advise to use another directory: all inputs would be read and sent again.
@@ -28,7 +29,7 @@ _COUNTS: Final = {"state.db": "SELECT read FROM totals", "reports.db": "SELECT c
 LIVE_FILE: Final = "live.json"
 _SIDE_FILES: Final = {
     "state.db": (
-        *("lock", LIVE_FILE, f".{LIVE_FILE}", "ledger.key", ".ledger.key"),
+        *("lock", LIVE_FILE, f".{LIVE_FILE}", "ledger.key"),
         *("at-work", "traceback", "stuck.json"),
     ),
     "reports.db": ("reports.lock",),
@@ -55,10 +56,8 @@ def locked_directory(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    make_private(path)
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.stat().st_mode & 0o077:
-            path.chmod(0o700)
         if problem := file_type_problem(path / "lock"):
             raise ConfigError(f"{problem}, but shipper needs a regular file there; remove it", key="state.directory")
         lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -84,6 +83,16 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+def make_private(path: Path) -> None:
+    """Create a state directory (0700), or close an existing one to others."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.stat().st_mode & 0o077:
+            path.chmod(0o700)
+    except OSError as error:
+        raise ConfigError(why_unusable(path, error), key="state.directory") from error
 
 
 def _lock(lock: int, path: Path) -> None:
@@ -124,7 +133,7 @@ def why_unusable(path: Path, error: OSError) -> str:
 def lock_holder(path: Path) -> int | None:
     """Return the id of the process that holds the lock of a state directory, 0 if unknown; None if it is free."""
     try:
-        lock = os.open(path / "lock", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        lock = os.open(path / "lock", os.O_RDONLY | GUARDED)
     except OSError:
         return None
     try:

@@ -28,7 +28,6 @@ class DeadLetter(Struct, frozen=True):
         id: Ascending; never reused.
         raw_bytes: Stored bytes of the record; 0 if only its position is known.
         whole_bytes: Length of the original record if it was truncated; 0 = it was not.
-        attempts: Times it was sent or replayed.
     """
 
     id: int
@@ -123,16 +122,9 @@ class Letters:
         """Count the letters up to an id by stream."""
         return dict(self._fetch("stream_id, count(*) FROM dead_letters WHERE id <= ? GROUP BY stream_id", (newest_id,)))
 
-    def newest(self, selection: Selection, limit: int, *, by_offset: bool = False) -> list[DeadLetter]:
-        """
-        Return the newest letters, newest first.
-
-        Args:
-            by_offset: Order those of the same time by their position, not by id. Needed for the letters of a group,
-                which the brokers return in no order; the ids of other letters ascend with their offsets.
-        """
-        order = "first_at DESC, path, start_offset DESC, id DESC" if by_offset else "id DESC"
-        return [DeadLetter(*row) for row in self._select(_COLUMNS, selection, f"ORDER BY {order} LIMIT ?", limit)]
+    def newest(self, selection: Selection, limit: int) -> list[DeadLetter]:
+        """Return the newest letters, newest first."""
+        return [DeadLetter(*row) for row in self._select(_COLUMNS, selection, "ORDER BY id DESC LIMIT ?", limit)]
 
     def ids(self, selection: Selection, limit: int | None = None) -> list[int]:
         """Return ids, oldest first."""

@@ -122,6 +122,8 @@ def open_read_only(path: Path, options: str = "") -> sqlite3.Connection | None:
         path.stat()
     except FileNotFoundError:
         return None
+    if not options and not any(map(os.path.lexists, _files_of(path)[1:])) and os.statvfs(path).f_flag & os.ST_RDONLY:
+        options = "&immutable=1"  # otherwise SQLite would create its side files
     return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro{options}", uri=True, check_same_thread=False)
 
 

@@ -64,11 +64,9 @@ class Live(Struct, frozen=True, kw_only=True):
     Attributes:
         engine: `native` or `pure`: what scans ordinary records.
         command: For example `run`; `library` if embedded in an application.
-        destination: The service's address.
         working_directory: Base of relative paths; empty if its name is not UTF-8.
         at: Time of the snapshot, seconds since the epoch like all times here.
         outcome: How the run ended, a value of `pipeline.Outcome` or `failed`; empty while it is running.
-        input_ended: The input was read to its end.
         pending: Records read and not settled yet.
         unsaved: Settled records that are not in the saved state yet.
         dead_letters: Rejected records by rule.
@@ -80,18 +78,13 @@ class Live(Struct, frozen=True, kw_only=True):
         spool_bytes: Bytes of standard input on disk.
         oldest_unsettled_seconds: Age of the oldest record read and not settled; None if there is none.
         unreachable_bytes: Unread bytes of inputs that disappeared during this run.
-        commits: Transactions of the state store.
         requests: Answers by status, such as `202`; `none` counts requests without an answer.
         retries: Retries by cause.
         latency_p50_seconds, latency_p95_seconds: Latency in the last second with answers; None before the first.
         latency_counts: Requests by bucket of `sender.BUCKETS`, and above the last.
-        latency_total_seconds: Sum over all requests.
-        concurrency_limit: Limit of requests in flight.
         token_expires_at, certificate_expires_at: None if there is no expiry, or it is unknown.
-        pauses: Current pauses; empty if delivery works.
         last_pause: The pause that ended last.
         reload_error: Why the last reload of the settings failed; empty if it did not.
-        restart_needed: Changed settings that take effect at the next start.
         group: State of the consumer group member; None = not a member.
     """
 

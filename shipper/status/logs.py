@@ -35,7 +35,6 @@ def _to_json(event: dict[str, Any], **_: Any) -> str:
 
 
 def _escape(value: Any, keep: str = "") -> Any:
-    """Escape control characters in all strings of a value."""
     if isinstance(value, str):
         return printable(value, keep=keep)
     if isinstance(value, dict):

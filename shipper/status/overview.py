@@ -69,10 +69,8 @@ class StreamState(Struct, frozen=True):
 
     Attributes:
         stream_id: 0 = a file that no shipper has opened yet.
-        size: Known bytes of content.
         checkpoint: Bytes settled and saved; 0 if the file was truncated below that and has new content.
         lag_bytes: Difference of the two; too small for an archive that has not been read to its end.
-        compression: Empty = not compressed.
         delivered_until: Everything written to it up to this time is settled; the time of the overview if all of it is.
             None = unknown.
         newest_dead_letter: None = none among the newest thousand of all inputs.

@@ -30,11 +30,7 @@ class Notifier:
     """
 
     def __init__(
-        self,
-        environ: Mapping[str, str],
-        *,
-        now: Callable[[], float],
-        count_letters: Callable[[], int] | None = None,
+        self, environ: Mapping[str, str], *, now: Callable[[], float], count_letters: Callable[[], int] | None = None
     ) -> None:
         self._address = environ.get("NOTIFY_SOCKET", "")
         self._has_watchdog = "WATCHDOG_USEC" in environ

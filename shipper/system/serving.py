@@ -32,7 +32,7 @@ _JOIN_LIMIT_SECONDS = 10
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server without its logs and signal handlers; `up` is set when it accepts connections."""
+    """uvicorn's server without its logs and signal handlers; `up` is set once connections are accepted."""
 
     def __init__(self, app: Callable[..., Any], **options: Any) -> None:
         super().__init__(

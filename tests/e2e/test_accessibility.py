@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,9 @@ def test_status_page_has_no_violations_before_the_first_answer(browser: Browser)
 PAGES = {
     "report": lambda: render_page(months(3), ["A finding."]),
     "report of hostile names": lambda: render_page([fetched(hostile())], []),
-    "reconciliation": lambda: reconciled_page(made("differences"), [], made_at="2026-11-01T08:00:00Z", shows_all=True),
+    "reconciliation": lambda: reconciled_page(
+        replace(made("differences"), lists_all=True), [], made_at="2026-11-01T08:00:00Z"
+    ),
 }
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shipper.report.history import History
 from shipper.system.permissions import access_problem
 from tests.e2e import warm_start
 from tests.e2e.conftest import Sample
@@ -112,6 +115,22 @@ def test_an_inaccessible_parent_of_the_state_directory_is_named(shipper: Shipper
             f"{above} cannot be entered: permission denied; it belongs to user 0, group 0 (mode 0000)" in result.stderr
         ), command
         assert "nothing has been read yet" not in result.stdout
+
+
+def test_a_state_on_a_read_only_file_system_can_be_looked_at(shipper: Shipper, service: Service, used: Path):
+    """As in a mounted backup; no process has left a log in it."""
+    if not shutil.which("unshare") or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("this user cannot mount a file system")
+    History(shipper.state).close()
+    for path in [*shipper.state.glob("*.db-*")]:
+        path.unlink()
+    before = {path: path.read_bytes() for path in shipper.state.iterdir() if path.is_file()}
+    mount = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
+    for command in (["status"], ["ledger"], ["dead-letters", "list"]):
+        shown = shipper.run(*command, prefix=["unshare", "-rm", "sh", "-c", mount, str(shipper.state)])
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert ("10" in shown.stdout) == (command[0] != "dead-letters")
+    assert {path: path.read_bytes() for path in shipper.state.iterdir() if path.is_file()} == before
 
 
 @pytest.mark.parametrize("command", ["backfill", "validate"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -37,7 +38,9 @@ def test_names_with_markup_are_shown_as_text(browser: Browser, tmp_path: Path):
 
 PAGES = {
     "report": lambda: render_page(months(3), ["2026-10-01 to 2026-10-31: a finding."]),
-    "reconciliation": lambda: reconciled_page(made("incomplete"), [], made_at="2026-11-01T08:00:00Z", shows_all=True),
+    "reconciliation": lambda: reconciled_page(
+        replace(made("incomplete"), lists_all=True), [], made_at="2026-11-01T08:00:00Z"
+    ),
 }
 NARROW = "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth).length"
 

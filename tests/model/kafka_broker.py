@@ -178,8 +178,6 @@ class TinyConsumer:
 
 
 class TinyProducer:
-    """The transactional producer of the member."""
-
     def __init__(self, broker: TinyBroker) -> None:
         self.broker = broker
         self.state: Literal["none", "open", "committed", "aborting", "fenced"] = "none"

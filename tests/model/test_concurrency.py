@@ -10,7 +10,7 @@ import functools
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from random import Random
 from typing import Final, NamedTuple
@@ -116,7 +116,6 @@ class Simulation:
         self._outcome = Outcome([], {}, [(0.0, limit.limit)])
 
     def run(self) -> Outcome:
-        """Run until the end of the simulated time."""
         while True:
             self._send()
             speed = self._service.speed(len(self._serving), self._now) if self._serving else 1.0
@@ -204,7 +203,6 @@ SERVICES: Final = [
 
 
 def adaptive(service: Service, seed: int) -> Outcome:
-    """Run a service under an adaptive limit."""
     return Simulation(service, AdaptiveLimit(SENDERS), Random(seed)).run()
 
 
@@ -381,7 +379,8 @@ def test_a_fixed_limit_does_not_change():
     assert limit.limit == 7
 
 
-STEPS = st.lists(
+Steps = list[tuple[bool, float, float, float, int]]
+STEPS: st.SearchStrategy[Steps] = st.lists(
     st.tuples(
         st.booleans(),
         st.floats(0, 1e6) | st.sampled_from([0.0, 0.1, 0.2]),
@@ -393,27 +392,8 @@ STEPS = st.lists(
 )
 
 
-@given(max_limit=st.integers(1, 100), steps=STEPS)
-def test_the_limit_always_stays_between_one_and_its_maximum(max_limit, steps):
-    limit = AdaptiveLimit(max_limit)
-    assert 1 <= limit.limit <= max_limit
-    now = 0.0
-    for is_answer, seconds, used, passed, times in steps:
-        for _ in range(times):
-            now += passed
-            before = limit.limit
-            if is_answer:
-                limit.note_answer(seconds=seconds, in_flight=max(1, round(used * before)), now=now)
-            else:
-                limit.note_congestion(started_at=now - seconds, now=now)
-                assert limit.limit <= before
-            event("rose" if limit.limit > before else "fell" if limit.limit < before else "stayed")
-            assert 1 <= limit.limit <= max_limit
-
-
-@given(max_limit=st.integers(2, 100), steps=STEPS)
-def test_an_unused_limit_never_rises(max_limit, steps):
-    limit = AdaptiveLimit(max_limit)
+def taken(limit: AdaptiveLimit, steps: Steps, in_flight: Callable[[float, int], int]) -> Iterator[tuple[bool, int]]:
+    """Take these steps; yield after each whether it was an answer, and the limit before it."""
     now = 0.0
     for is_answer, seconds, used, passed, times in steps:
         for _ in range(times):
@@ -421,6 +401,23 @@ def test_an_unused_limit_never_rises(max_limit, steps):
             before = limit.limit
             if not is_answer:
                 limit.note_congestion(started_at=now - seconds, now=now)
-            elif before > 1:
-                limit.note_answer(seconds=seconds, in_flight=1 + int(used * (before - 2)), now=now)
-            assert limit.limit <= before
+            elif number := in_flight(used, before):
+                limit.note_answer(seconds=seconds, in_flight=number, now=now)
+            yield is_answer, before
+
+
+@given(max_limit=st.integers(1, 100), steps=STEPS)
+def test_the_limit_always_stays_between_one_and_its_maximum(max_limit, steps):
+    limit = AdaptiveLimit(max_limit)
+    assert 1 <= limit.limit <= max_limit
+    for is_answer, before in taken(limit, steps, lambda used, now: max(1, round(used * now))):
+        event("rose" if limit.limit > before else "fell" if limit.limit < before else "stayed")
+        assert 1 <= limit.limit <= max_limit
+        assert is_answer or limit.limit <= before
+
+
+@given(max_limit=st.integers(2, 100), steps=STEPS)
+def test_an_unused_limit_never_rises(max_limit, steps):
+    limit = AdaptiveLimit(max_limit)
+    for _, before in taken(limit, steps, lambda used, now: 1 + int(used * (now - 2)) if now > 1 else 0):
+        assert limit.limit <= before

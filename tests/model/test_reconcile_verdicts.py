@@ -84,7 +84,6 @@ class Case(NamedTuple):
         return Counter({cell: n for cell, n in lost.items() if n and cell[0] in self.days and cell[0] != self.hole})
 
     def reconcile(self, **options: object) -> Reconciliation:
-        """Reconcile the ledger with the reports."""
         periods = [each for each in self._periods() if each.days.start != self.hole]
         owners = Owners(named={ACCOUNT: frozenset(pair.source or 0 for pair in PAIRS) - {self.unnamed}})
         dead_letters = {key_of(cell, 12): count for cell, count in self.received_refused.items()}
@@ -248,7 +247,6 @@ def lose_a_report(rng: Random, case: Case) -> Case:
 
 
 def compare_early(rng: Random, case: Case) -> Case:
-    """Compare before the last days are settled."""
     return case._replace(today=case.days[-1] + rng.randint(0, 1) * DAY)
 
 

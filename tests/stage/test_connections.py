@@ -66,7 +66,7 @@ async def test_a_connection_that_the_server_closed_while_it_was_idle_costs_no_er
     assert (len(origin.requests), origin.accepted) == (3, 3)
 
 
-async def test_an_earlier_error_is_not_attributed_to_a_later_request(authority: trustme.CA, ca: Path):
+async def test_an_earlier_error_is_not_attributed_to_a_later_request(ca: Path):
     """A request made while an error is handled has that error as its context."""
     untrusted = context_of(trustme.CA(), "127.0.0.1")
     async with reaching(context=untrusted, ca_bundle=ca) as (first, _), reaching(close) as (second, _):

@@ -117,7 +117,7 @@ async def test_a_one_shot_run_gives_up_and_leaves_the_rest_pending(make: Maker, 
     assert len(told(logs, "delivery_paused")) == 1
 
 
-async def test_the_last_save_of_a_run_waits_for_room(make: Maker, store: Store, logs: list[Any], tmp_path: Path):
+async def test_the_last_save_of_a_run_waits_for_room(make: Maker, store: Store, logs: list[Any]):
     """Everything has been read when the quota is reached, so only the save waits."""
     pipeline = make(Streams([(1, BAD * 3), (1, BAD)]))
     async with running(pipeline) as run:
@@ -134,7 +134,7 @@ async def test_streams_without_dead_letters_are_saved_meanwhile(make: Maker, sto
     assert (store.totals().dead_lettered, summary.pending) == (3, 1)
 
 
-async def test_dead_letters_larger_than_the_quota_are_reported(make: Maker, store: Store, logs: list[Any]):
+async def test_dead_letters_larger_than_the_quota_are_reported(make: Maker, logs: list[Any]):
     summary = await ran(make(Streams([(1, b"x" * 1900 + b"\n")]), delivery_give_up_after_seconds=0.1))
     assert (summary.outcome, summary.pending, summary.dead_lettered) == ("gave_up", 1, 0)
     assert f"at least {1900 + LETTER_OVERHEAD_BYTES:,}" in told(logs, "delivery_paused")[0]["message"]
@@ -235,7 +235,7 @@ async def test_letters_do_not_expire_by_default(make: Maker, store: Store):
     assert store.letters.ids(EVERYTHING) == [1]
 
 
-async def test_no_packed_event_is_omitted_from_the_bodies(make: Maker, store: Store):
+async def test_no_packed_event_is_omitted_from_the_bodies(make: Maker):
     """The pause holds back chunks, not packed events."""
     endpoint = ScriptedEndpoint()
     source = Streams([(1, good(1)), (1, BAD * 3), (1, good(2)), (1, BAD), (1, good(3))])

@@ -244,7 +244,6 @@ def test_an_acceptance_during_a_requested_wait_restarts_the_patience():
 @in_virtual_time
 async def test_a_stop_wakes_senders_from_their_backoff():
     service = ServiceModel(until(100, answer(503)), latency_s=0)
-
     delivery = Delivery(service, senders=2, retry_initial_seconds=3600.0, retry_max_seconds=3600.0)
     async with anyio.create_task_group() as group:
         group.start_soon(delivery.deliver, numbered(2))
@@ -258,7 +257,6 @@ async def test_a_stop_wakes_senders_from_their_backoff():
 @in_virtual_time
 async def test_a_stop_does_not_cut_short_a_wait_requested_by_the_service():
     service = ServiceModel(script(answer(429, "20")), latency_s=0)
-
     delivery = Delivery(service)
     async with anyio.create_task_group() as group:
         group.start_soon(delivery.deliver, numbered(1))
@@ -276,7 +274,6 @@ async def test_a_stop_does_not_cut_short_a_wait_requested_by_the_service():
 @in_virtual_time
 async def test_a_retry_ends_every_wait_and_later_failures_wait_as_long_as_before(failure: Answer):
     service = ServiceModel(script(failure, failure), latency_s=0)
-
     delivery = Delivery(service, retry_initial_seconds=3600.0, retry_max_seconds=3600.0)
     async with anyio.create_task_group() as group:
         group.start_soon(delivery.deliver, numbered(1))

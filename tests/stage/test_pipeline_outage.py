@@ -73,13 +73,7 @@ class Outage:
     """
 
     def __init__(
-        self,
-        store: Store,
-        monkeypatch: pytest.MonkeyPatch,
-        reply: Reply,
-        *,
-        back_at: float = BACK_AT,
-        **delivery: Any,
+        self, store: Store, monkeypatch: pytest.MonkeyPatch, reply: Reply, *, back_at: float = BACK_AT, **delivery: Any
     ) -> None:
         self.store = store
         self._back_at = back_at
@@ -158,7 +152,6 @@ async def test_an_outage_of_twenty_minutes_costs_no_memory_few_requests_and_no_r
 @in_virtual_time
 async def test_the_whole_pipeline_observes_a_requested_wait_of_minutes(store: Store, monkeypatch: pytest.MonkeyPatch):
     outage = Outage(store, monkeypatch, answer(429, "200"), concurrency=8)
-
     assert (await outage.begin().run()).accepted == RECORDS
     assert 5 <= len(outage.service.requests_between(GONE_AT + 10, BACK_AT)) <= 7
     assert set(outage.service.stored.values()) == {1}
@@ -171,7 +164,6 @@ async def test_a_stop_in_the_middle_of_the_outage_ends_in_time_and_the_next_star
 ):
     outage = Outage(store, monkeypatch, answer(503), concurrency=8)
     stopped_at = GONE_AT + 600
-
     async with running(outage.begin(), limit_s=stopped_at + 30) as run:
         await anyio.sleep_until(stopped_at)
         run.signal(signal.SIGTERM)

@@ -379,7 +379,7 @@ def test_an_account_without_any_report_is_named(holed: Reporter, origin: ReportS
 
 
 @pytest.mark.parametrize("form", ["csv", "ndjson", "json", "html", "table"])
-def test_a_file_is_replaced_by_an_incomplete_one_only_on_request(holed: Reporter, origin: ReportService, form: str):
+def test_a_file_is_replaced_by_an_incomplete_one_only_on_request(holed: Reporter, form: str):
     path = holed.folder / "quarter"
     arguments = ["1001", *QUARTER, "--format", form, "--output", path]
     assert holed(*arguments).returncode == 1, "a new incomplete file was not written"

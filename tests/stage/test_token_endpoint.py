@@ -57,39 +57,22 @@ async def refusal(item: Answer | NoAnswerError | None, settings: OAuth2Settings 
 
 
 @pytest.mark.parametrize(
-    ("settings", "form"),
+    ("settings", "grant", "more"),
     [
+        (oauth2(), "client_credentials", {"client_secret": "the-client-secret", "scope": "api://x/.default"}),
         (
-            oauth2(),
-            {
-                "grant_type": "client_credentials",
-                "client_id": "the-client",
-                "client_secret": "the-client-secret",
-                "scope": "api://x/.default",
-            },
+            password_grant(scope="openid x", password=LiteralSecret("pässwörd €")),
+            "password",
+            {"client_secret": "the-client-secret", "scope": "openid x", "username": "a-user", "password": "pässwörd €"},
         ),
-        (
-            password_grant(scope="openid api://x/y", password=LiteralSecret("pässwörd €")),
-            {
-                "grant_type": "password",
-                "client_id": "the-client",
-                "client_secret": "the-client-secret",
-                "scope": "openid api://x/y",
-                "username": "a-user",
-                "password": "pässwörd €",
-            },
-        ),
-        (
-            password_grant(scope="", client_secret=None),
-            {"grant_type": "password", "client_id": "the-client", "username": "a-user", "password": "a-password"},
-        ),
+        (password_grant(scope="", client_secret=None), "password", {"username": "a-user", "password": "a-password"}),
     ],
     ids=["client_credentials", "password", "password of a public client"],
 )
-async def test_both_grants_send_these_fields_and_no_others(settings: OAuth2Settings, form: dict[str, str]):
+async def test_both_grants_send_these_fields_and_no_others(settings: OAuth2Settings, grant: str, more: dict[str, str]):
     endpoint = TokenEndpoint()
     await credentials(endpoint, settings=settings).authorize()
-    assert endpoint.forms == [form]
+    assert endpoint.forms == [{"grant_type": grant, "client_id": "the-client", **more}]
 
 
 @each(
@@ -171,6 +154,7 @@ async def test_an_answer_without_a_usable_token_is_an_error_that_does_not_quote_
 
 CLIENT = "check intake.oauth2.client_id and intake.oauth2.client_secret"
 USER = "check intake.oauth2.username and intake.oauth2.password"
+UNABLE = "temporarily unable to issue tokens"
 
 
 @pytest.mark.parametrize(
@@ -187,16 +171,11 @@ USER = "check intake.oauth2.username and intake.oauth2.password"
         (400, "something_else", "token", "the settings under intake.oauth2 (HTTP 400, something_else)"),
         (400, "Zx9 with blanks", "token_endpoint", "check intake.oauth2.token_url (HTTP 400)"),
         (401, ["Zx9"], "token", "the settings under intake.oauth2 (HTTP 401)"),
-        (
-            400,
-            "temporarily_unavailable",
-            "token_endpoint",
-            "temporarily unable to issue tokens (HTTP 400, temporarily_unavailable)",
-        ),
-        (429, "temporarily_unavailable", "token_endpoint", "temporarily unable to issue tokens"),
-        (429, None, "token_endpoint", "temporarily unable to issue tokens"),
-        (500, None, "token_endpoint", "temporarily unable to issue tokens"),
-        (503, "server_error", "token_endpoint", "temporarily unable to issue tokens"),
+        (400, "temporarily_unavailable", "token_endpoint", f"{UNABLE} (HTTP 400, temporarily_unavailable)"),
+        (429, "temporarily_unavailable", "token_endpoint", UNABLE),
+        (429, None, "token_endpoint", UNABLE),
+        (500, None, "token_endpoint", UNABLE),
+        (503, "server_error", "token_endpoint", UNABLE),
         (404, None, "token_endpoint", "check intake.oauth2.token_url (HTTP 404)"),
         (302, None, "token_endpoint", "check intake.oauth2.token_url (HTTP 302)"),
     ],
@@ -252,12 +231,11 @@ async def test_the_secrets_of_the_client_are_read_again_for_each_request(tmp_pat
     file.touch(0o600)
     endpoint = TokenEndpoint()
     file.write_text("old")
-    used = credentials(
-        endpoint,
-        settings=password_grant(
-            client_secret=SecretReference(file=str(file)), password=SecretReference(command=("cat", str(file)))
-        ),
-    )
+    secrets = {
+        "client_secret": SecretReference(file=str(file)),
+        "password": SecretReference(command=("cat", str(file))),
+    }
+    used = credentials(endpoint, settings=password_grant(**secrets))
     used.refuse_token(await used.authorize())
     file.write_text("new")
     used.refuse_token(await used.authorize())
@@ -286,10 +264,9 @@ async def test_the_sandbox_grants_tokens_and_reports_errors(grant: Any, rng: Ran
     assert issuer.fault(token) == ""
     assert used.token_expires_at == EPOCH + 3600
 
-    wrong = oauth2(grant=grant, client_id=CLIENT_ID, client_secret=LiteralSecret("x"), scope=DEFAULT_SCOPE, **user)
-    with pytest.raises(
-        NoTokenError, match=r"client_secret \(HTTP 401, invalid_client, trace_id .*, correlation_id .*\)"
-    ):
+    wrong = replace(settings, client_secret=LiteralSecret("x"))
+    words = r"client_secret \(HTTP 401, invalid_client, trace_id .*, correlation_id .*\)"
+    with pytest.raises(NoTokenError, match=words):
         await credentials(post_form, settings=wrong).authorize()
     for _ in range(60):
         issuer.grant({})

@@ -39,7 +39,6 @@ def jwt_like(exp: object, header: str = "e30") -> str:
 
 
 def logged(logs: list[EventDict], level: str = "warning") -> list[str]:
-    """Return the log events of a level."""
     return [entry["event"] for entry in logs if entry["log_level"] == level]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +17,14 @@ from tests.unit.follower_bench import Bench
 def store(tmp_path: Path) -> Iterator[Store]:
     with closing(Store(tmp_path)) as store:
         yield store
+
+
+@pytest.fixture
+def unmasked() -> Iterator[None]:
+    """Let new files be open to all, unless they are made private."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,19 +27,11 @@ def lines(first: int, last: int) -> bytes:
 
 def settle(store: Store, chunks: Iterable[Chunk], wall_time: float = 1.0) -> None:
     """Save chunks as if all their records had been accepted, like the pipeline."""
-    checkpoints = [
-        Checkpoint(
-            stream=chunk.stream,
-            start_offset=chunk.start_offset,
-            end_offset=chunk.end_offset,
-            tail=chunk.data[-MARKER_BYTES:],
-            read=1,
-            accepted=1,
-            duplicates=0,
-            rejections=[],
-        )
-        for chunk in chunks
-    ]
+    checkpoints = []
+    for chunk in chunks:
+        place = {"stream": chunk.stream, "start_offset": chunk.start_offset, "end_offset": chunk.end_offset}
+        counts = {"read": 1, "accepted": 1, "duplicates": 0, "rejections": []}
+        checkpoints.append(Checkpoint(**place, **counts, tail=chunk.data[-MARKER_BYTES:]))
     store.save(checkpoints, wall_time)
     for checkpoint in checkpoints:
         checkpoint.stream.move_checkpoint(checkpoint.end_offset, checkpoint.tail)
@@ -63,6 +56,7 @@ class Bench:
 
     def start(self, *names: str, **changes: Any) -> Follower:
         self.names = names or ("*.log",)
+        self.changes = changes
         ids = count(self.store.streams.newest_id() + 1)
         self.follower = Follower(
             self.patterns(*self.names),
@@ -81,6 +75,15 @@ class Bench:
     def restart(self, *names: str, **changes: Any) -> Follower:
         self.stop()
         return self.start(*(names or self.names), **changes)
+
+    @contextmanager
+    def stopped(self, is_stopped: bool = True) -> Iterator[None]:
+        """Be stopped meanwhile, or not."""
+        if is_stopped:
+            self.stop()
+        yield
+        if is_stopped:
+            self.start(*self.names, **self.changes)
 
     def rename_patterns(self, *names: str) -> None:
         """Change the patterns, like SIGHUP."""

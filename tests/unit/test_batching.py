@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,24 +20,24 @@ from shipper.model.records import Batch, EncodedChunk, Span, Stream
 from shipper.model.wire import BODY_HEAD
 from shipper.pipeline.batching import Batcher
 from tests.cases import each
-from tests.unit.test_codec import LIMIT, chunk_of, event, line, pieces_of
+from tests.unit.test_codec import LIMIT, MISSING, chunk_of, event, line, pieces_of
 
 STREAM = Stream(stream_id=1, kind="file", path="x")
 
 
 def chunk(*pairs: tuple[str, int], pad: int = 0, is_known: bool = False) -> EncodedChunk:
     """A chunk of small events with these event and consumer ids."""
-    lines = [
-        json.dumps({"EventId": event_id, "c": consumer_id, "p": "x" * pad}, separators=(",", ":")).encode()
-        for event_id, consumer_id in pairs
-    ]
+    lines = b"\n".join(
+        b'{"EventId":"%b","c":%d,"p":"%b"}' % (key.encode(), number, b"x" * pad) for key, number in pairs
+    )
+    consumer_ids = [consumer_id for _, consumer_id in pairs]
     return EncodedChunk(
         span=Span(stream=STREAM, start_offset=0, end_offset=1, tail=b"", read=len(pairs), unsettled=len(pairs)),
-        lines=b"\n".join(lines),
+        lines=lines,
         events=len(pairs),
-        consumer_ids=[consumer_id for _, consumer_id in pairs],
+        consumer_ids=consumer_ids,
         has_new_event_ids=is_known,
-        repeats=find_repeats([consumer_id for _, consumer_id in pairs], b"\n".join(lines)),
+        repeats=find_repeats(consumer_ids, lines),
     )
 
 
@@ -222,38 +223,29 @@ def raws_by_place(data: bytes, **options: Any) -> list[bytes]:
     [
         (b"\n".join(LINES) + b"\n", START, LINES),
         (b"\n".join(LINES), START, LINES),
-        (b"\xef\xbb\xbf" + b"\n".join(LINES), 0, LINES),
-        (b"\n \n\n" + b"\n".join(LINES), 0, LINES),
-        (
-            b"\0\0" + LINES[0] + b"\r\n\n  \n{bad\n" + LINES[1] + b"\n" + LINES[2] + b"\n\0\0\0" + LINES[3] + b"\n",
-            START,
-            [LINES[0] + b"\r", *LINES[1:4]],
-        ),
+        *((begin + b"\n".join(LINES), 0, LINES) for begin in (b"\xef\xbb\xbf", b"\n \n\n")),
+        (b"\0\0%b\r\n\n  \n{bad\n%b\n\0\0\0%b\n" % tuple(LINES[:3]), START, [LINES[0] + b"\r", *LINES[1:3]]),
     ],
 )
-def test_lines_wherever_they_stand(data: bytes, start: int, expected: list[bytes]):
+def test_a_line_has_its_position_wherever_it_stands(data: bytes, start: int, expected: list[bytes]):
     assert raws_by_place(data, start=start) == expected
 
 
 @each("form", ["{%s}", "urn:uuid:%s"])
-def test_lines_whose_ids_are_put_right(form: str):
-    lines = [
-        json.dumps(event(EventId=form % f"0F8FAD5B-D9CB-469F-A165-{number:012X}", ConsumerID=number + 1)).encode()
-        for number in range(4)
-    ]
+def test_a_line_whose_id_is_put_right_has_its_position(form: str):
+    ids = [form % f"0F8FAD5B-D9CB-469F-A165-{number:012X}" for number in range(4)]
+    lines = [line(EventId=event_id, ConsumerID=number) for number, event_id in enumerate(ids, start=1)]
     assert raws_by_place(b"\n".join(lines)) == lines
 
 
-def test_lines_whose_ids_are_derived():
-    lines = [line(0, EventId="", ConsumerID=number + 1).replace(b'"EventId":"",', b"") for number in range(4)]
+def test_a_line_whose_id_is_derived_has_its_position():
+    lines = [line(EventId=MISSING, ConsumerID=number) for number in range(1, 5)]
     assert raws_by_place(b"\n".join(lines), event_id="derive") == lines
 
 
-def test_rows():
+def test_a_row_has_its_position():
     names = list(event())
-    rows = [
-        ",".join(str(event(EventId=json.loads(each)["EventId"])[name]) for name in names).encode() for each in LINES
-    ]
+    rows = [",".join(map(str, json.loads(each).values())).encode() for each in LINES]
     header = ",".join(names).encode() + b"\n"
     data = header + b"\n".join(rows) + b"\n"
     framing = CsvRows(header, ",")
@@ -261,7 +253,7 @@ def test_rows():
     assert raws_by_place(data[len(header) :], framing=framing, start=len(header)) == rows
 
 
-def test_elements_of_arrays():
+def test_an_element_of_an_array_has_its_position():
     data = BODY_HEAD + b",\n ".join(LINES) + b"]}"
     assert raws_by_place(data, framing=BatchElements(), start=0) == LINES
 
@@ -327,17 +319,15 @@ def test_an_event_keeps_its_position_through_batching_and_splitting(
             continue
         cut = data.draw(st.sampled_from([halves, _odd_and_even, _parted_and_merged]))
         batches += cut(batch)
-    found: dict[str, list[bytes]] = {}
+    found: dict[str, list[bytes]] = defaultdict(list)
     for batch in singles:
         ((span, (ordinal,)),) = batch.parts
         start, end = span.bounds_of(ordinal)
         (event,) = json.loads(batch.body)["events"]
         raw = span.chunk.data[start:end]
         assert int(json.loads(raw)["ConsumerID"]) == event["ConsumerID"]
-        found.setdefault(event["EventId"], []).append(raw)
-    assert {event_id: sorted(raws) for event_id, raws in found.items()} == {
-        event_id: sorted(raws) for event_id, raws in wanted.items()
-    }
+        found[event["EventId"]].append(raw)
+    assert {key: sorted(raws) for key, raws in found.items()} == {key: sorted(raws) for key, raws in wanted.items()}
 
 
 def _odd_and_even(batch: Batch) -> list[Batch]:

@@ -12,9 +12,9 @@ import os
 import re
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import count
+from itertools import count, product
 from math import ceil
 from pathlib import Path
 from types import FrameType
@@ -203,11 +203,13 @@ def text(data: bytes) -> str:
     return data.decode("latin-1")
 
 
-def of_value(field: str, *pieces: str) -> list[Case]:
+def of_values(fields: Iterable[str], *pieces: str) -> list[Case]:
     """Cases of an event with one long value."""
-    return [
-        lambda size, piece=piece: lambda: encoded()(event(**{field: piece * (size // len(piece))})) for piece in pieces
-    ]
+
+    def case(field: str, piece: str) -> Case:
+        return lambda size: lambda: encoded()(event(**{field: piece * (size // len(piece))}))
+
+    return [case(field, piece) for field, piece in product(fields, pieces)]
 
 
 def deferred(size: int) -> Run:
@@ -217,17 +219,8 @@ def deferred(size: int) -> Run:
     stream = Stream(stream_id=1, kind="file", path="x")
     span = Span(stream=stream, start_offset=0, end_offset=9, tail=b"", read=events, unsettled=events)
     lines = b"\n".join(b'{"EventId":"%036d"}' % number for number in range(events))
-    batcher.add(
-        EncodedChunk(
-            span=span,
-            lines=lines,
-            events=events,
-            consumer_ids=[1] * events,
-            has_new_event_ids=True,
-            repeats=find_repeats([1] * events, lines),
-        ),
-        0.0,
-    )
+    ids = {"consumer_ids": [1] * events, "has_new_event_ids": True, "repeats": find_repeats([1] * events, lines)}
+    batcher.add(EncodedChunk(span=span, lines=lines, events=events, **ids), 0.0)
     return batcher.take
 
 
@@ -257,6 +250,10 @@ def archived(members: Callable[[int], bytes]) -> Case:
         return run
 
     return prepare
+
+
+def overridden(data: bytes) -> None:
+    load_settings(config_path="/dev/null", environ={}, overrides=[text(data)])
 
 
 def reported(data: bytes) -> None:
@@ -297,13 +294,9 @@ CASES: dict[str, list[Case]] = {
     ],
     "Nesting of a record": of(nests_deeply, *OPEN, b"\\"),
     "Columns of a batch": [
-        *(
-            case
-            for field in ("Timestamp", "BTag", "IP", "EventId", "ConsumerID")
-            for case in of_value(field, "0", "1.", "-")
-        ),
-        *of_value("Timestamp", "T00:00:00.0", "2026-01-02T03:04:05.0", "+00:00"),
-        *of_value("Username", "\\", "\n", "\x00"),
+        *of_values(("Timestamp", "BTag", "IP", "EventId", "ConsumerID"), "0", "1.", "-"),
+        *of_values(["Timestamp"], "T00:00:00.0", "2026-01-02T03:04:05.0", "+00:00"),
+        *of_values(["Username"], "\\", "\n", "\x00"),
         *of(encoded(), EVENT.replace(b"05Z", b"05.000+00:00") + b"\n", EVENT.replace(b"0f6f", b"0F6F") + b"\n"),
         *of(encoded(mode="strict"), EVENT + b"\n"),
     ],
@@ -326,9 +319,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "Body of an answer": of(received, b"x", begin=HEAD + b"Content-Length: 99999\r\n\r\n"),
     "Framing of an answer: headers (also of 1xx answers), chunk sizes, trailers": [
-        *of(
-            received, b"X: 1\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 X\r\nA: b\r\n\r\n", b"X", begin=b""
-        ),
+        *of(received, b"X: 1\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 X\r\nA: b\r\n\r\n", b"X"),
         *of(received, b"1\r\nx\r\n", b"0", b"1;a=b\r\nx\r\n", begin=HEAD + b"Transfer-Encoding: chunked\r\n\r\n"),
         *of(received, b"X: 1\r\n", begin=HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n"),
     ],
@@ -348,21 +339,10 @@ CASES: dict[str, list[Case]] = {
     ],
     "`Retry-After` and waits in words": [
         *of(lambda data: requested_wait_s(text(data), "", date="", wall_time=0.0), b"0", b"1.", b" ", b"Sun, ", b"1:"),
-        *of(
-            lambda data: requested_wait_s("", text(data), date="", wall_time=0.0),
-            b"again ",
-            b"retry 1:",
-            b"wait  ",
-            b"0",
-        ),
-        *of(
-            lambda data: requested_wait_s("", "", date=text(data), wall_time=0.0),
-            b"0 ",
-            b"Sun, 1 Jan ",
-            b"-",
-            b"(",
-            b"+1 ",
-        ),
+        *of(lambda data: requested_wait_s("", text(data), date="", wall_time=0.0), b"again ", b"retry 1:", b"wait  "),
+        *of(lambda data: requested_wait_s("", text(data), date="", wall_time=0.0), b"0"),
+        *of(lambda data: requested_wait_s("", "", date=text(data), wall_time=0.0), b"0 ", b"Sun, 1 Jan ", b"-"),
+        *of(lambda data: requested_wait_s("", "", date=text(data), wall_time=0.0), b"(", b"+1 "),
     ],
     "Names of files": [
         *of(lambda data: looks_like_generation(text(data)[:255]), b"-1", b".1", b"-2026", b".gz", b"1", b"-1_1"),
@@ -373,15 +353,8 @@ CASES: dict[str, list[Case]] = {
     ),
     "`Host` of a request": of(lambda data: host_of(text(data)), b"a", b"a.", b"[", b"1:", b":"),
     "ConsumerID of a dead letter": [
-        *of(
-            consumer_id_of,
-            b'"ConsumerID": ',
-            b'"ConsumerID":"',
-            b" ",
-            b"0",
-            b'"ConsumerID":1.',
-            begin=b'{"ConsumerID":',
-        ),
+        *of(consumer_id_of, b'"ConsumerID": ', b'"ConsumerID":"', b'"ConsumerID":1.', begin=b'{"ConsumerID":'),
+        *of(consumer_id_of, b" ", b"0", begin=b'{"ConsumerID":'),
         *of(lambda data: whole_number("17").search(data), b"0", b"1", b"17", b"00 "),
     ],
     "AffiliateIDs in the ledger": of(
@@ -406,17 +379,8 @@ CASES: dict[str, list[Case]] = {
         for case in of(lambda data, show=show: show(text(data)), b"\x1b", b"a", b"\n")
     ],
     "Settings: files, environment, command line": [
-        *of(
-            lambda data: load_settings(config_path="/dev/null", environ={}, overrides=[text(data)]),
-            b"a",
-            b"a.",
-            b"=",
-            b"[",
-        ),
-        *of(
-            lambda data: load_settings(config_path="/dev/null", environ={}, overrides=["log.level=" + text(data)]),
-            *(b"a", b"info", b"[", b'"'),
-        ),
+        *of(overridden, b"a", b"a.", b"=", b"["),
+        *of(overridden, b"a", b"info", b"[", b'"', begin=b"log.level="),
     ],
 }
 EMPTY_MEMBER = bytes.fromhex("1f8b080000000000000303000000000000000000")

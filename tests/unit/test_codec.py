@@ -82,17 +82,11 @@ def encode(data: bytes, *, start: int = 0, codec: Codec | None = None, **room: i
 def joined(pieces: Sequence[EncodedChunk]) -> EncodedChunk:
     """Make one piece of those of a chunk: how many there are is the codec's business."""
     spans = [piece.span for piece in pieces]
-    span = replace(
-        spans[0],
-        end_offset=spans[-1].end_offset,
-        read=sum(span.read for span in spans),
-        unsettled=sum(span.unsettled for span in spans),
-        duplicates=sum(span.duplicates for span in spans),
-        rejections=[each for span in spans for each in span.rejections],
-    )
+    counts = {name: sum(getattr(span, name) for span in spans) for name in ("read", "unsettled", "duplicates")}
+    rejections = [each for span in spans for each in span.rejections]
     return replace(
         pieces[0],
-        span=span,
+        span=replace(spans[0], end_offset=spans[-1].end_offset, rejections=rejections, **counts),
         lines=b"\n".join(piece.lines for piece in pieces if piece.lines),
         events=sum(piece.events for piece in pieces),
         consumer_ids=[each for piece in pieces for each in piece.consumer_ids],

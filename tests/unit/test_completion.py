@@ -121,11 +121,8 @@ def test_a_live_file_is_not_completed_after_changes_of_its_inode_or_folder(
     path = bench.write("disk-1/app.log", lines(0, 10))
     bench.start("disk-*/app.log", completion=DELETE)
     ship_late(bench)
-    if not is_running:
-        bench.stop()
-    live = replace(path)
-    if not is_running:
-        bench.start("disk-*/app.log", completion=DELETE)
+    with bench.stopped(not is_running):
+        live = replace(path)
     assert ship_late(bench) == b""
     with live.open("ab") as out:
         out.write(lines(10, 20))
@@ -133,7 +130,7 @@ def test_a_live_file_is_not_completed_after_changes_of_its_inode_or_folder(
     assert live.exists()
 
 
-async def test_a_file_is_completed_once_if_a_save_coincides_with_the_end_of_reading(tmp_path: Path):
+async def test_a_file_is_completed_once_if_a_save_coincides_with_the_end_of_reading(store: Store, tmp_path: Path):
     paths = [tmp_path / "a.log", tmp_path / "b.log"]
     for path in paths:
         path.write_bytes(b"{}\n")
@@ -147,7 +144,6 @@ async def test_a_file_is_completed_once_if_a_save_coincides_with_the_end_of_read
             assert may_end.wait(20)
             return super().complete(stream)
 
-    store = Store(tmp_path)
     index = StreamIndex([], count(1).__next__, max_record_bytes=2000)
     source = FilesOnce(paths, index, store.streams, wall_time=lambda: 1.0, completion=Slow("delete"))
     tx, rx = anyio.create_memory_object_stream[Chunk](10)
@@ -163,4 +159,3 @@ async def test_a_file_is_completed_once_if_a_save_coincides_with_the_end_of_read
             may_end.set()
     assert [Path(stream.path) for stream in put_away] == paths
     assert not any(path.exists() for path in paths)
-    store.close()

@@ -35,10 +35,12 @@ def pod_of(path: Path) -> dict:
     return documents["Deployment"]["spec"]["template"]["spec"]
 
 
-def shipper_container(path: Path) -> dict:
+def containers_of(path: Path) -> list[dict]:
     pod = pod_of(path)
-    containers = [*pod.get("initContainers", ()), *pod["containers"]]
-    return next(container for container in containers if container["name"] == "shipper")
+    return [*pod.get("initContainers", ()), *pod["containers"]]
+
+
+each_manifest = pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
 
 
 @pytest.mark.parametrize("path", [*FILES, *MANIFESTS], ids=lambda path: path.relative_to(CONFIG))
@@ -48,7 +50,7 @@ def test_the_settings_are_valid_and_contain_no_secret(path: Path, tmp_path: Path
     assert not literal_secrets(settings)
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+@each_manifest
 def test_a_pod_is_granted_more_time_to_stop_than_shipper_takes(path: Path, tmp_path: Path):
     settings = settings_of(path, tmp_path)
     assert pod_of(path)["terminationGracePeriodSeconds"] > settings.delivery.drain_timeout_seconds
@@ -58,7 +60,7 @@ def test_the_sidecar_stops_after_the_application(tmp_path: Path):
     assert settings_of(CONFIG / "kubernetes/sidecar.yaml", tmp_path).delivery.drain == "until_idle"
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+@each_manifest
 def test_the_admin_address_of_a_pod_is_open_only_to_scrapes(path: Path, tmp_path: Path):
     """The other ports are the application's, and stay open."""
     documents = manifests(path)
@@ -67,12 +69,8 @@ def test_the_admin_address_of_a_pod_is_open_only_to_scrapes(path: Path, tmp_path
     template = workload["spec"].get("jobTemplate", workload)["spec"]["template"]  # type: ignore[index]
     assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     assert policy["policyTypes"] == ["Ingress"]
-    pod = template["spec"]
-    ports = {
-        port["name"]: port["containerPort"]
-        for container in [*pod.get("initContainers", ()), *pod["containers"]]
-        for port in container.get("ports", ())
-    }
+    opened = [port for container in containers_of(path) for port in container.get("ports", ())]
+    ports = {port["name"]: port["containerPort"] for port in opened}
     rules = policy.get("ingress", [])
     named = {port["port"]: rule.get("from", []) for rule in rules for port in rule["ports"]}
     assert named.keys() == ports.keys(), "what no rule names is closed"
@@ -82,13 +80,13 @@ def test_the_admin_address_of_a_pod_is_open_only_to_scrapes(path: Path, tmp_path
         assert not sources or f"regex: {name}\n" in (CONFIG / "prometheus/prometheus.yml").read_text()
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+@each_manifest
 def test_all_files_named_in_the_settings_of_a_pod_are_mounted(path: Path, tmp_path: Path):
     """Each path lies below a mount, the state below a writable one; secrets have the mode that fsGroup makes."""
     settings = settings_of(path, tmp_path)
     secrets = [settings.intake.subscription_key, settings.intake.token]
     secrets += [settings.input.kafka.password] if settings.input.kafka else []
-    container = shipper_container(path)
+    (container,) = (each for each in containers_of(path) if each["name"] == "shipper")
     mounts = {Path(mount["mountPath"]): mount for mount in container["volumeMounts"]}
     patterns = [Path(pattern) for pattern in settings.input.include]
     files = [Path(secret.file) for secret in secrets]  # type: ignore[union-attr, arg-type]
@@ -103,11 +101,10 @@ def test_all_files_named_in_the_settings_of_a_pod_are_mounted(path: Path, tmp_pa
     assert mode == 0o440
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+@each_manifest
 def test_every_container_of_a_pod_is_confined(path: Path):
-    pod = pod_of(path)
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    for container in [*pod.get("initContainers", ()), *pod["containers"]]:
+    assert pod_of(path)["securityContext"]["runAsNonRoot"] is True
+    for container in containers_of(path):
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -147,9 +144,8 @@ def test_the_report_section_in_the_settings_of_the_units_only_needs_uncommenting
 def test_an_image_is_built_of_files_that_exist_and_are_sent_to_the_builder():
     root = CONFIG.parent
     lines = (CONFIG / "container/Containerfile").read_text().splitlines()
-    sources = [
-        name for line in lines if line.startswith("COPY ") and "--from" not in line for name in line.split()[1:-1]
-    ]
+    copies = [line.split() for line in lines if line.startswith("COPY ") and "--from" not in line]
+    sources = [name for words in copies for name in words[1:-1]]
     assert {"requirements.lock", "pyproject.toml", "shipper"} <= set(sources)
     assert all((root / name).exists() for name in sources), sources
     ignored = (CONFIG / "container/Containerfile.dockerignore").read_text().splitlines()

@@ -54,11 +54,10 @@ def copy_and_truncate(path: Path) -> None:
 @pytest.mark.parametrize("rotate", [rename, copy_and_truncate])
 def test_a_file_rotated_while_stopped_is_not_reported_as_delivered(bench: Bench, rotate: Callable[[Path], None]):
     path = follow(bench, 200)
-    bench.stop()
-    write(path, lines(200, 300))
-    rotate(path)
-    assert bench.status(LATER).delivered_until != LATER
-    bench.start("a.log")
+    with bench.stopped():
+        write(path, lines(200, 300))
+        rotate(path)
+        assert bench.status(LATER).delivered_until != LATER
     assert bench.ship(1.0, 2.0, 8.0) == lines(200, 300)
     assert bench.status(LATER).delivered_until == LATER
 
@@ -101,11 +100,10 @@ def test_a_rotated_and_compressed_file_is_reported_as_delivered(bench: Bench, is
 
 def test_an_archive_whose_end_was_not_reached_is_opened_again_even_without_more_records(bench: Bench):
     path = follow(bench, 200)
-    bench.stop()
-    write(path, lines(200, 300))
-    rename(path)
-    compress(bench.folder / "a.log.1", "gz")
-    bench.start("a.log")
+    with bench.stopped():
+        write(path, lines(200, 300))
+        rename(path)
+        compress(bench.folder / "a.log.1", "gz")
     chunks = bench.look(10.0)
     assert b"".join(chunk.data for chunk in chunks) == lines(200, 300)
     settle(bench.store, chunks)
@@ -121,13 +119,12 @@ def test_an_unmatched_generation_with_the_inode_of_a_deleted_file_is_read(bench:
     bench.start("*.log")
     assert bench.ship(1.0, 2.0) == lines(0, 10)
     (stream,) = bench.store.streams.load("file")
-    bench.stop()
-    other.rename(bench.folder / "a.log")  # as if another file had been given its inode
-    (bench.folder / "a.log").write_bytes(lines(100, 150))
-    rename(bench.folder / "a.log")
-    write(bench.folder / "a.log", lines(150, 160))
-    assert (bench.folder / "a.log.1").stat().st_ino == stream.inode
-    bench.start("*.log")
+    with bench.stopped():
+        other.rename(bench.folder / "a.log")  # as if another file had been given its inode
+        (bench.folder / "a.log").write_bytes(lines(100, 150))
+        rename(bench.folder / "a.log")
+        write(bench.folder / "a.log", lines(150, 160))
+        assert (bench.folder / "a.log.1").stat().st_ino == stream.inode
     assert bench.ship(*map(float, range(10, 40))) in {lines(100, 160), lines(150, 160) + lines(100, 150)}
 
 
@@ -138,13 +135,12 @@ def test_an_unmatched_copy_with_the_inode_of_a_deleted_file_is_resumed(bench: Be
     bench.start("*.log")
     bench.ship(1.0, 2.0)
     inode = other.stat().st_ino
-    bench.stop()
-    write(path, lines(200, 300))
-    copy = other.rename(bench.folder / "copy")  # as if the copy had been given its inode
-    copy.write_bytes(path.read_bytes())
-    path.write_bytes(lines(300, 310))
-    assert copy.stat().st_ino == inode
-    bench.start("*.log")
+    with bench.stopped():
+        write(path, lines(200, 300))
+        copy = other.rename(bench.folder / "copy")  # as if the copy had been given its inode
+        copy.write_bytes(path.read_bytes())
+        path.write_bytes(lines(300, 310))
+        assert copy.stat().st_ino == inode
     assert sorted(bench.ship(10.0, 11.0, 12.0).splitlines()) == lines(200, 310).splitlines()
 
 

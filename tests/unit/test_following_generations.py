@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gzip
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -59,6 +60,10 @@ def ship_late(bench: Bench, now: float) -> bytes:
     return b"".join(sorted(bench.ship(*(now + 3 * look for look in range(8))).splitlines(keepends=True)))
 
 
+def copies_in(logs: list[MutableMapping[str, Any]]) -> list[str]:
+    return sorted(Path(entry["path"]).name for entry in logs if entry["event"] == "source_is_copy")
+
+
 def copy_once(bench: Bench) -> Path:
     """Read the file, and copy it; return the copy, which is not read."""
     bench.write(NAME, lines(10, 300))
@@ -86,22 +91,18 @@ def test_a_file_created_and_rotated_between_two_looks_is_read_once_and_not_repor
 ):
     """Several generations come and go between two looks, of which each has records of its own; and what comes later."""
     assert bench.is_delivered(LATER)
-    if not is_running:
-        bench.stop()
     path = bench.folder / NAME
-    for generation in range(1, 5):
-        bench.write(NAME, lines(10 * generation, 10 * generation + 10))
-        rotate(path, generation)
+    with bench.stopped(not is_running):
+        for generation in range(1, 5):
+            bench.write(NAME, lines(10 * generation, 10 * generation + 10))
+            rotate(path, generation)
+            assert not bench.is_delivered(LATER)
+        bench.write(NAME, lines(50, 60))
         assert not bench.is_delivered(LATER)
-    bench.write(NAME, lines(50, 60))
-    assert not bench.is_delivered(LATER)
-    if not is_running:
-        bench.start(NAME)
     assert ship_late(bench, 10.0) == lines(10, 60)
     assert bench.is_delivered(LATER)
-    bench.stop()
-    bench.write(NAME, lines(60, 70))
-    bench.start(NAME)
+    with bench.stopped():
+        bench.write(NAME, lines(60, 70))
     assert ship_late(bench, 100.0) == lines(60, 70)
     assert bench.is_delivered(LATER)
 
@@ -113,12 +114,11 @@ def test_generations_of_a_glob_are_found_even_if_the_original_does_not_exist_now
     live = bench.write("a/acquisitions-1.log", lines(100, 110))
     bench.start("*/acquisitions*.log")
     bench.ship(1.0, 2.0)
-    bench.stop()
-    bench.write("a/acquisitions-1.log", lines(110, 120))
-    live.rename(f"{live}.2")
-    bench.write("a/acquisitions-1.log", lines(120, 130))
-    live.rename(f"{live}.1")
-    bench.start("*/acquisitions*.log")
+    with bench.stopped():
+        bench.write("a/acquisitions-1.log", lines(110, 120))
+        live.rename(f"{live}.2")
+        bench.write("a/acquisitions-1.log", lines(120, 130))
+        live.rename(f"{live}.1")
     assert ship_late(bench, 10.0) == lines(110, 130)
 
 
@@ -132,12 +132,10 @@ def test_a_copy_that_stays_beside_its_original_is_not_read(bench: Bench):
         compress(Path(shutil.copy(path, bench.folder / "to-be")), "gz", bench.folder / f"{NAME}.2.gz")
         bench.write(NAME, lines(300, 310))
         assert ship_late(bench, 10.0) == lines(300, 310)
-    copies = sorted(Path(entry["path"]).name for entry in logs if entry["event"] == "source_is_copy")
-    assert copies == [f"{NAME}.1", f"{NAME}.2.gz"]
+    assert copies_in(logs) == [f"{NAME}.1", f"{NAME}.2.gz"]
     assert bench.is_delivered(LATER)
-    bench.stop()
-    bench.write(NAME, lines(310, 320))
-    bench.start(NAME)
+    with bench.stopped():
+        bench.write(NAME, lines(310, 320))
     assert ship_late(bench, 100.0) == lines(310, 320)
 
 
@@ -148,21 +146,18 @@ def test_a_copy_that_continues_a_deleted_copy_is_not_read(bench: Bench, suffix: 
     path, oldest, newest = bench.folder / NAME, copy_once(bench), bench.folder / f"{NAME}.2"
     bench.write(NAME, lines(300, 310))
     assert bench.ship(50.0) == lines(300, 310)
-    if not is_running:
-        bench.stop()
-    copy = Path(shutil.copy(path, bench.folder / "to-be"))
-    if suffix:
-        copy = compress(copy, suffix, bench.folder / f"to-be.{suffix}")
-    oldest.unlink()  # now, so that the copy does not get its inode
-    if is_running:
-        bench.ship(51.0)
-    bench.write(NAME, lines(310, 320))
-    copy.rename(newest)
-    if not is_running:
-        bench.start(NAME)
+    with bench.stopped(not is_running):
+        copy = Path(shutil.copy(path, bench.folder / "to-be"))
+        if suffix:
+            copy = compress(copy, suffix, bench.folder / f"to-be.{suffix}")
+        oldest.unlink()  # now, so that the copy does not get its inode
+        if is_running:
+            bench.ship(51.0)
+        bench.write(NAME, lines(310, 320))
+        copy.rename(newest)
     with capture_logs() as logs:
         assert ship_late(bench, 60.0) == lines(310, 320)
-    assert [Path(entry["path"]).name for entry in logs if entry["event"] == "source_is_copy"] == [newest.name]
+    assert copies_in(logs) == [newest.name]
 
 
 @pytest.mark.parametrize("is_running", [True, False])
@@ -172,15 +167,12 @@ def test_a_copy_with_the_inode_of_an_earlier_copy_is_not_read(bench: Bench, name
     path, earlier, copy = bench.folder / NAME, copy_once(bench), bench.folder / name
     bench.write(NAME, lines(300, 310))
     assert bench.ship(50.0) == lines(300, 310)
-    if not is_running:
-        bench.stop()
-    inode = earlier.stat().st_ino
-    earlier.rename(copy)
-    shutil.copyfile(path, copy)
-    assert copy.stat().st_ino == inode
-    bench.write(NAME, lines(310, 320))
-    if not is_running:
-        bench.start(NAME)
+    with bench.stopped(not is_running):
+        inode = earlier.stat().st_ino
+        earlier.rename(copy)
+        shutil.copyfile(path, copy)
+        assert copy.stat().st_ino == inode
+        bench.write(NAME, lines(310, 320))
     assert ship_late(bench, 60.0) == lines(310, 320)
     bench.restart(NAME)
     assert ship_late(bench, 100.0) == b""
@@ -234,11 +226,10 @@ def test_an_archive_with_the_inode_of_its_original_waits_while_there_is_a_copy(b
 
 def test_a_deleted_copy_that_continued_another_one_is_no_gap(bench: Bench):
     path, oldest, newest = bench.folder / NAME, copy_once(bench), bench.folder / f"{NAME}.2"
-    bench.stop()
-    bench.write(NAME, lines(300, 310))
-    shutil.copy(path, newest)
-    oldest.unlink()
-    bench.start(NAME)
+    with bench.stopped():
+        bench.write(NAME, lines(300, 310))
+        shutil.copy(path, newest)
+        oldest.unlink()
     assert bench.look(50.0), "read, and not settled"
     bench.look(51.0)
     newest.unlink()
@@ -249,9 +240,8 @@ def test_a_deleted_copy_that_continued_another_one_is_no_gap(bench: Bench):
         bench.write(NAME, lines(310, 320))
         bench.look(90.0)
         bench.look(91.0)
-        bench.stop()
-        path.unlink()
-        bench.start(NAME)
+        with bench.stopped():
+            path.unlink()
         assert ship_late(bench, 100.0) == b""
     gaps = [(Path(entry["path"]).name, entry["bytes"]) for entry in logs if entry["event"] == "source_unreachable"]
     assert gaps == [(NAME, len(lines(310, 320)))], "only that of the original"
@@ -304,7 +294,7 @@ def test_a_copy_is_not_read_if_its_original_is_renamed_before_the_copy_is_identi
         bench.write(NAME, lines(310, 320))
     with capture_logs() as logs:
         assert ship_late(bench, 15.5) == (lines(310, 320) if has_successor else b"")
-    assert "source_is_copy" in [entry["event"] for entry in logs]
+    assert copies_in(logs)
 
 
 def test_a_partly_read_generation_is_resumed_after_a_restart(bench: Bench):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import tempfile
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from shipper.cli.common import state_on_disk
+from shipper.cli.common import private_folder, state_on_disk
 from shipper.config.settings import InputSettings, KafkaSettings, Settings
 from shipper.kafka.client import error_of, flush
 from shipper.kafka.documents import Document
 from shipper.kafka.view import GroupView
 from shipper.model.errors import StateError, StateInUseError, StateUnwritableError
+from shipper.state.letters import EVERYTHING, open_letters
 
 SETTINGS = KafkaSettings(brokers=("127.0.0.1:1",), topics=("t",), group_id="g", security="plaintext")
 
@@ -31,6 +37,23 @@ def test_a_failure_of_the_client_is_a_fatal_error_also_if_its_reason_is_lost():
         with pytest.raises(KafkaException) as raised:
             flush(FailingProducer(cause), 1.0)  # type: ignore[arg-type]
         assert (error_of(raised.value).code(), error_of(raised.value).fatal()) == (code, True)
+
+
+def letter(first_at: int, partition: int, offset: int) -> Document:
+    fields = {"offset": offset, "rule": "ip", "message": "bad", "status": 0, "delivery": "invalid", "attempts": 0}
+    fields |= {"first_at": first_at, "topic": "t", "partition": partition, "group": "g"}
+    headers = [(f"shipper.{name}", str(value).encode()) for name, value in fields.items()]
+    return Document(f"id/{partition}/{offset}", b"{}", headers)
+
+
+def test_letters_are_ordered_by_time_and_position(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    written = [letter(2, 0, 7), letter(2, 1, 5), letter(1, 0, 11), letter(2, 0, 9), letter(1, 0, 10), letter(2, 0, 8)]
+    tables = {SETTINGS.letters: written, SETTINGS.ledger: []}
+    monkeypatch.setattr("shipper.kafka.view.read_table", lambda _, topic, **__: tables[topic])
+    GroupView(SETTINGS, tmp_path)
+    with closing(open_letters(tmp_path)) as letters:
+        newest = [(one.first_at, one.path, one.start_offset) for one in letters.newest(EVERYTHING, 5)]
+    assert newest == [(2, "t/1", 5), (2, "t/0", 9), (2, "t/0", 8), (2, "t/0", 7), (1, "t/0", 11)]
 
 
 class FencedProducer:
@@ -74,3 +97,22 @@ def test_a_copy_without_room_says_how_to_make_some(monkeypatch: pytest.MonkeyPat
     kafka = Settings(input=InputSettings(kafka=SETTINGS))
     with pytest.raises(StateError, match=r"full\); make room there, or .* TMPDIR"), state_on_disk(kafka):
         pass
+
+
+def test_the_copies_of_killed_commands_are_deleted_but_none_in_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("shipper-view-killed", "shipper-view-used", "shipper-view-new", "others"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state.db").touch()
+        os.utime(tmp_path / name, None if name == "shipper-view-new" else (0, 0))
+    (tmp_path / "shipper-view-link").symlink_to(tmp_path / "others")
+    used = os.open(tmp_path / "shipper-view-used", os.O_RDONLY)
+    fcntl.flock(used, fcntl.LOCK_EX)
+    with private_folder() as folder:
+        left = {path.name for path in tmp_path.iterdir()} - {folder.name}
+        assert left == {"shipper-view-used", "shipper-view-new", "shipper-view-link", "others"}
+        os.utime(folder, (0, 0))
+        with private_folder():
+            assert folder.exists()
+    assert not folder.exists()
+    os.close(used)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sqlite3
 import stat
@@ -410,12 +409,9 @@ def test_the_ledger_keeps_no_name_of_a_person_and_adds_its_counts_up(tmp_path: P
 # The key
 
 
+@pytest.mark.usefixtures("unmasked")
 def test_the_key_is_created_once_as_a_private_file_outside_the_database(tmp_path: Path):
-    umask = os.umask(0)
-    try:
-        Store(tmp_path).close()
-    finally:
-        os.umask(umask)
+    Store(tmp_path).close()
     key = (tmp_path / KEY_FILE).read_bytes()
     assert stat.S_IMODE((tmp_path / KEY_FILE).stat().st_mode) == 0o600
     with capture_logs() as logs, closing(Store(tmp_path)) as store:

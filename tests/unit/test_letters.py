@@ -160,14 +160,6 @@ def test_letters_are_found_by_their_fields(store: Store):
     assert store.letters.get(99) is store.letters.content(99) is None
 
 
-def test_letters_of_a_group_are_ordered_by_time_and_offset(store: Store):
-    for at, offsets in ((200.0, (7, 9, 8)), (100.0, (10, 11))):
-        store.save([checkpoint(*map(rejection, offsets), path="t/0"), checkpoint(rejection(5), stream_id=2)], at)
-    newest = store.letters.newest(EVERYTHING, 5, by_offset=True)
-    wanted = [(200.0, "/a", 5), (200.0, "t/0", 9), (200.0, "t/0", 8), (200.0, "t/0", 7), (100.0, "/a", 5)]
-    assert [(letter.first_at, letter.path, letter.start_offset) for letter in newest] == wanted
-
-
 # Quota --------------------------------------------------------------------------------------------------------------
 
 

@@ -19,35 +19,17 @@ def stream(number: int, kind: StreamKind = "file", **fields: object) -> Stream:
 def piece(of: Stream, rules: Iterable[str]) -> EncodedChunk:
     """Make a piece of records, ten bytes each, by the rules that they break."""
     listed = list(rules)
-    rejections = [
-        Rejection(
-            start_offset=10 * index,
-            end_offset=10 * index + 9,
-            rule="timestamp" if rule == FUTURE else rule,
-            message=FUTURE_TIMESTAMP if rule == FUTURE else MESSAGES[rule],
-            raw=b"",
-        )
-        for index, rule in enumerate(listed)
-        if rule
-    ]
+    rejections = []
+    for index, rule in enumerate(listed):
+        rule, message = ("timestamp", FUTURE_TIMESTAMP) if rule == FUTURE else (rule, MESSAGES.get(rule))
+        place = {"start_offset": 10 * index, "end_offset": 10 * index + 9}
+        if rule:
+            rejections.append(Rejection(**place, rule=rule, message=message, raw=b""))
     good = [10 * index for index, rule in enumerate(listed) if not rule]
-    span = Span(
-        stream=of,
-        start_offset=0,
-        end_offset=10 * len(listed),
-        tail=b"",
-        read=len(listed),
-        unsettled=len(good),
-        rejections=rejections,
-    )
-    return EncodedChunk(
-        span=span,
-        lines=b"",
-        events=len(good),
-        consumer_ids=[],
-        has_new_event_ids=True,
-        last_good=good[-1] if good else -1,
-    )
+    counts = {"read": len(listed), "unsettled": len(good), "rejections": rejections}
+    span = Span(stream=of, start_offset=0, end_offset=10 * len(listed), tail=b"", **counts)
+    content = {"lines": b"", "events": len(good), "consumer_ids": [], "has_new_event_ids": True}
+    return EncodedChunk(span=span, **content, last_good=good[-1] if good else -1)
 
 
 def settled(counter: MistakeCounter, of: Stream, rules: list[str], most: int = 1_000) -> int:

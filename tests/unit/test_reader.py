@@ -45,13 +45,11 @@ def append(path: Path, data: bytes) -> None:
 
 
 def test_an_incomplete_line_waits_for_its_newline(file: Path, reader: StreamReader):
-    append(file, b"one\ntw")
-    chunk = reader.read(is_final=False)
-    assert (chunk.data, chunk.start_offset, chunk.end_offset) == (b"one\n", 0, 4)
-    assert reader.read(is_final=False) is None
-    append(file, b"o\n")
-    chunk = reader.read(is_final=False)
-    assert (chunk.data, chunk.start_offset, chunk.end_offset) == (b"two\n", 4, 8)
+    for added, wanted in ((b"one\ntw", (b"one\n", 0, 4)), (b"o\n", (b"two\n", 4, 8))):
+        append(file, added)
+        chunk = reader.read(is_final=False)
+        assert (chunk.data, chunk.start_offset, chunk.end_offset) == wanted
+        assert reader.read(is_final=False) is None
 
 
 def test_the_end_of_the_input_completes_the_last_line(file: Path, reader: StreamReader):
@@ -106,18 +104,10 @@ def test_the_head_grows_with_the_file_up_to_a_kibibyte(file: Path, reader: Strea
 
 
 def known(path: Path, checkpoint: int) -> Stream:
-    data = path.read_bytes()
-    status = path.stat()
-    tail = data[max(0, checkpoint - 64) : checkpoint]
-    return Stream(
-        stream_id=9,
-        kind="file",
-        path=str(path),
-        device=status.st_dev,
-        inode=status.st_ino,
-        head=Head(min(1024, checkpoint), digest(data[: min(1024, checkpoint)])),
-        marker=Marker(checkpoint, len(tail), digest(tail)),
-    )
+    data, status = path.read_bytes(), path.stat()
+    head, tail = data[: min(1024, checkpoint)], data[max(0, checkpoint - 64) : checkpoint]
+    marks = {"head": Head(len(head), digest(head)), "marker": Marker(checkpoint, len(tail), digest(tail))}
+    return Stream(stream_id=9, kind="file", path=str(path), device=status.st_dev, inode=status.st_ino, **marks)
 
 
 @pytest.mark.parametrize(

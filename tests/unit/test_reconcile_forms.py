@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from html import unescape
@@ -90,24 +91,23 @@ def document(figures: dict[tuple[int, int], tuple[int, int]]) -> wire.DailyRepor
     return report(*(brand(registered(source, *figure), number=number) for (number, source), figure in figures.items()))
 
 
-def as_json(result: Reconciliation, *notes: str, shows_others: bool = False) -> dict[str, Any]:
-    data = to_json(result, notes, shows_others=shows_others)
-    return json.loads(data, parse_int=Decimal, parse_float=Decimal)
+def as_json(result: Reconciliation, *notes: str) -> dict[str, Any]:
+    return json.loads(to_json(result, notes), parse_int=Decimal, parse_float=Decimal)
 
 
-def as_csv(result: Reconciliation, *, shows_others: bool = False) -> list[dict[str, Any]]:
-    return list(csv.DictReader(io.StringIO(to_csv(flat_table(result, shows_others=shows_others)).decode())))
+def as_csv(result: Reconciliation) -> list[dict[str, Any]]:
+    return list(csv.DictReader(io.StringIO(to_csv(flat_table(result)).decode())))
 
 
-def as_table(result: Reconciliation, *notes: str, width: int = 400, shows_all: bool = False) -> str:
+def as_table(result: Reconciliation, *notes: str, width: int = 400) -> str:
     console = Console(width=width, file=io.StringIO())
     with console.capture() as captured:
-        print_table(result, notes, console, shows_all=shows_all)
+        print_table(result, notes, console)
     return captured.get()
 
 
-def as_page(result: Reconciliation, *notes: str, shows_all: bool = False) -> str:
-    return render_page(result, notes, made_at="2026-11-01T08:00:00Z", shows_all=shows_all)
+def as_page(result: Reconciliation, *notes: str) -> str:
+    return render_page(result, notes, made_at="2026-11-01T08:00:00Z")
 
 
 def text_of(page: str) -> str:
@@ -145,7 +145,7 @@ def in_rows(rows: list[dict[str, Any]]) -> Shown:
 def in_workbook(result: Reconciliation) -> Shown:
     openpyxl = pytest.importorskip("openpyxl")
     created = datetime(2026, 11, 1, tzinfo=UTC)
-    book = openpyxl.load_workbook(io.BytesIO(to_workbook(result, [], shows_others=False, created=created)))
+    book = openpyxl.load_workbook(io.BytesIO(to_workbook(result, [], created=created)))
     titles, *lines = book["reconciliation"].iter_rows(values_only=True)
     shown = in_rows([dict(zip(titles, line, strict=True)) for line in lines])
     facts = {what: value for what, value in book["verdict"].iter_rows(values_only=True) if what}
@@ -189,7 +189,7 @@ def in_page(result: Reconciliation) -> Shown:
 
 
 def in_table(result: Reconciliation) -> Shown:
-    text = as_table(result, shows_all=True)
+    text = as_table(replace(result, lists_all=True))
     (total,) = (line for line in text.splitlines() if line.strip().startswith("total"))
     assert ("(4 of 5 periods)" in total) == bool(result.not_compared)
     figures = re.findall(r"[-+]?[\d,]+", total.replace("(4 of 5 periods)", ""))
@@ -222,19 +222,20 @@ def test_all_forms_give_the_same_verdict_and_the_same_numbers(verdict: Verdict, 
 
 def test_records_of_other_accounts_are_listed_only_on_request():
     result = made("differences")
-    few, every = as_csv(result), as_csv(result, shows_others=True)
+    listing_all = replace(result, lists_all=True)
+    few, every = as_csv(result), as_csv(listing_all)
     (other,) = every[len(few) :]
     assert list(other.values()) == [
         *("1001", "2026-10-05", "2026-10-05", "12", "", "777", "", "9", "9", *[""] * 8),
         *("of another account", "of account 2002; 9 of them contested", "differences", "false", "UTC"),
     ]
-    read = as_json(result, "A note.", shows_others=True)
+    read = as_json(listing_all, "A note.")
     assert (read["account_id"], read["start"], read["end"]) == (1001, "2026-10-04", "2026-10-08")
     assert read["timezone"] == "UTC"
     assert read["of_other_accounts"]["accepted"] == read["of_other_accounts"]["rows"][0]["accepted"] == 9
     assert "A note." in read["notes"]
     for form, shown in ((as_table, "of account 2002"), (as_page, "Of another account")):
-        assert (shown in form(result), shown in form(result, shows_all=True)) == (False, True)
+        assert (shown in form(result), shown in form(listing_all)) == (False, True)
 
 
 def test_every_form_names_the_days_that_were_not_compared():
@@ -280,7 +281,7 @@ def test_the_page_is_self_contained_and_names_are_text():
     names = hostile()
     for each in names.brands:
         each.marketing_sources[:] = each.marketing_sources[:1]
-    page = as_page(compared([Period(day(4), names)]), *HOSTILE_NAMES, shows_all=True)
+    page = as_page(compared([Period(day(4), names)]), *HOSTILE_NAMES)
     assert page.startswith("<!doctype html>")
     assert "<script" not in page
     assert "</style><b" not in page

@@ -17,17 +17,25 @@ from shipper.cli.app import command_line
 from shipper.cli.report.options import PartsOptions
 from shipper.model.errors import ReportError, ShipperError, SourceError
 from shipper.report.client import report_path
-from shipper.report.ranges import DateRange, Part, check_order, parse_period, split_range
+from shipper.report.ranges import check_order, parse_period, split_range
 from tests.cases import each
 
 OCTOBER = ("2026-10-01", "2026-10-31")
 
 
-def parsed(*words: str) -> Part:
-    (part,) = PartsOptions(list(words)).parts()
-    return part
-
-
+SENSELESS_OPTIONS = {
+    "--account x": "'x' is not an account number",
+    "--split week": "week",
+    "--format pdf": "pdf",
+    "--concurrency 0": "concurrency",
+    "--tolerance NaN": "'NaN' is not an amount",
+    **dict.fromkeys(["--bom", "--delimiter tab"], "are for --format csv"),
+    "--format csv --delimiter x": "'x' is not one of",
+    **dict.fromkeys(["--format parquet", "--format xlsx"], "--output"),
+    "--output .": "is a directory",
+    "--output no/such/file": "there is no directory",
+    "--accounts-file none.txt": "none.txt: cannot be read as a list of account numbers",
+}
 SENSELESS = [
     ([], "Missing argument"),
     (["1001"], "give ACCOUNT START END"),
@@ -36,19 +44,7 @@ SENSELESS = [
     (["fetsch", *OCTOBER], "'fetsch' is not an account number"),
     (["0", *OCTOBER], "'0' is not an account number"),
     (["1001", "2026-10-01", "2026-10-32"], "'2026-10-32' is not a date"),
-    (["1001", *OCTOBER, "--account", "x"], "'x' is not an account number"),
-    (["1001", *OCTOBER, "--split", "week"], "week"),
-    (["1001", *OCTOBER, "--format", "pdf"], "pdf"),
-    (["1001", *OCTOBER, "--concurrency", "0"], "concurrency"),
-    (["1001", *OCTOBER, "--tolerance", "NaN"], "'NaN' is not an amount"),
-    (["1001", *OCTOBER, "--bom"], "are for --format csv"),
-    (["1001", *OCTOBER, "--delimiter", "tab"], "are for --format csv"),
-    (["1001", *OCTOBER, "--format", "csv", "--delimiter", "x"], "'x' is not one of"),
-    (["1001", *OCTOBER, "--format", "parquet"], "--output"),
-    (["1001", *OCTOBER, "--format", "xlsx"], "--output"),
-    (["1001", *OCTOBER, "--output", "."], "is a directory"),
-    (["1001", *OCTOBER, "--output", "no/such/file"], "there is no directory"),
-    (["1001", *OCTOBER, "--accounts-file", "none.txt"], "none.txt: cannot be read as a list of account numbers"),
+    *((["1001", *OCTOBER, *options.split()], words) for options, words in SENSELESS_OPTIONS.items()),
     (["history", "1001", "2026-13"], "'2026-13' is not a date or a period"),
     (["diff", "1001", "last-week"], "'last-week' is not a date or a period"),
     (["watch", "1001", *OCTOBER, "--interval", "0"], "interval"),
@@ -97,20 +93,14 @@ def test_accounts_on_standard_input_may_start_with_a_byte_order_mark(monkeypatch
         assert [part.account for part in select()] == [1003, 7]
 
 
-def test_day_needs_no_leading_zero():
-    assert parsed("9", "2026-1-5", "2026-1-9") == (9, (date(2026, 1, 5), date(2026, 1, 9)))
+@each("words", ["2026-02", "2026-02-01 2026-02-28", "2026-2-1 2026-2-28", "2026-02 2026-02"])
+def test_period_stands_for_its_days_and_a_day_needs_no_leading_zero(words: str):
+    february = [(9, (date(2026, 2, 1), date(2026, 2, 28)))]
+    assert PartsOptions(["9", *words.split()]).parts() == february
+    assert PartsOptions(words.split(), ["9"]).parts() == february
 
 
-@each("words", [["9", "2026-02"], ["9", "2026-02-01", "2026-02-28"], ["9", "2026-02", "2026-02"]])
-def test_period_stands_for_its_days(words: list[str]):
-    assert parsed(*words) == (9, (date(2026, 2, 1), date(2026, 2, 28)))
-
-
-def test_period_needs_no_account_before_it():
-    assert PartsOptions(["2026-02"], ["9"]).parts() == [(9, (date(2026, 2, 1), date(2026, 2, 28)))]
-
-
-@pytest.mark.parametrize(("text", "words"), [("", "has no account numbers"), ("# 7", "has no"), ("7\n7 8", "2: '7 8'")])
+@each(("text", "words"), [("", "has no account numbers"), ("# 7", "has no"), ("7\n7 8", "2: '7 8'")])
 def test_file_without_a_list_of_accounts_is_refused(tmp_path: Path, text: str, words: str):
     file = tmp_path / "accounts"
     file.write_text(text)
@@ -136,12 +126,8 @@ JAN_1, JAN_31 = date(2026, 1, 1), date(2026, 1, 31)
         ("2026-01-01", "2026-01-31", "month", ["2026-01-01 to 2026-01-31"]),
         ("2026-01-09", "2026-01-09", "month", ["2026-01-09"]),
         ("2025-12-31", "2026-01-01", "month", ["2025-12-31", "2026-01-01"]),
-        (
-            "2026-01-15",
-            "2026-03-02",
-            "month",
-            ["2026-01-15 to 2026-01-31", "2026-02-01 to 2026-02-28", "2026-03-01 to 2026-03-02"],
-        ),
+        ("2026-01-15", "2026-02-02", "month", ["2026-01-15 to 2026-01-31", "2026-02-01 to 2026-02-02"]),
+        ("2026-01-31", "2026-03-01", "month", ["2026-01-31", "2026-02-01 to 2026-02-28", "2026-03-01"]),
         ("2024-02-28", "2024-03-01", "month", ["2024-02-28 to 2024-02-29", "2024-03-01"]),
         ("2024-02-28", "2024-03-01", "day", ["2024-02-28", "2024-02-29", "2024-03-01"]),
         ("2024-02-28", "2026-03-01", "none", ["2024-02-28 to 2026-03-01"]),
@@ -151,24 +137,17 @@ JAN_1, JAN_31 = date(2026, 1, 1), date(2026, 1, 31)
     ],
 )
 def test_range_is_split(start, end, split, parts):
-    made = split_range(date.fromisoformat(start), date.fromisoformat(end), split)
-    assert [str(part) for part in made] == parts
-
-
-def test_range_is_split_at_the_ends_of_months_by_default():
-    assert split_range(JAN_1, date(2026, 2, 28)) == [
-        DateRange(JAN_1, JAN_31),
-        DateRange(date(2026, 2, 1), date(2026, 2, 28)),
-    ]
+    days = date.fromisoformat(start), date.fromisoformat(end)
+    assert [str(part) for part in split_range(*days, split)] == parts
+    assert split_range(*days) == split_range(*days, "month"), "by default"
 
 
 @given(st.dates(date(1990, 1, 1)), st.integers(0, 800), st.sampled_from(["month", "day", "none"]))
 def test_parts_have_every_day_once_and_in_order(start, days, split):
     end = start + timedelta(days=min(days, (date.max - start).days))
     parts = split_range(start, end, split)
-    assert [day for part in parts for day in range(part.start.toordinal(), part.end.toordinal() + 1)] == list(
-        range(start.toordinal(), end.toordinal() + 1)
-    )
+    days = [day for part in parts for day in range(part.start.toordinal(), part.end.toordinal() + 1)]
+    assert days == list(range(start.toordinal(), end.toordinal() + 1))
     if split != "none":
         assert all((part.start.year, part.start.month) == (part.end.year, part.end.month) for part in parts)
 

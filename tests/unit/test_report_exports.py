@@ -90,9 +90,7 @@ def xlsx_rows(data: bytes, name: str) -> list[dict[str, openpyxl.cell.Cell]]:
 @each("name", TABLES)
 def test_csv_has_every_value(name: str):
     table = TABLES[name]()
-    rows = csv_rows(to_csv(table))
-    assert len(rows) == len(table.rows)
-    for row, values in zip(rows, table.rows, strict=True):
+    for row, values in zip(csv_rows(to_csv(table)), table.rows, strict=True):
         for one, value in zip(table.columns, values, strict=True):
             written = row[one.name]
             if isinstance(value, Decimal):
@@ -174,9 +172,7 @@ def test_the_time_to_guard_a_text_is_linear(piece: str):
 @each("name", TABLES)
 def test_ndjson_has_every_value_with_its_decimals(name: str):
     table = TABLES[name]()
-    lines = to_ndjson(table).splitlines()
-    assert len(lines) == len(table.rows)
-    for line, values in zip(lines, table.rows, strict=True):
+    for line, values in zip(to_ndjson(table).splitlines(), table.rows, strict=True):
         record = json.loads(line, parse_float=Decimal)
         assert list(record) == [one.name for one in table.columns]
         for value, read in zip(values, record.values(), strict=True):
@@ -223,24 +219,18 @@ def test_parquet_has_one_schema_unless_a_figure_needs_more_decimals(polars: Any)
     assert polars.read_parquet_schema(io.BytesIO(to_parquet(awkward())))["fees_result"] == polars.Decimal(38, 5)
 
 
-def test_parquet_adds_exactly(polars: Any):
+def test_parquet_adds_exactly_and_holds_its_maximum_precision(polars: Any):
     frame = polars.read_parquet(io.BytesIO(to_parquet(awkward(("0.1",) * 1000))))
     assert frame["fees_result"].sum() == Decimal(100)
-
-
-@pytest.mark.parametrize("figures", [(LONG,), ("1" + "0" * 29, "0.0000000001"), ("1E+34",)])
-def test_figure_that_parquet_cannot_hold_is_an_error_and_not_rounded(figures):
-    with pytest.raises(ReportError, match=r"a value of fees_result does not fit into Parquet; CSV and JSON lines"):
-        to_parquet(awkward(figures))
-
-
-def test_parquet_holds_its_maximum_precision(polars: Any):
     figures = ("9" * 34 + ".9999", "-" + "9" * 34 + ".9999", "0.0001")
     frame = polars.read_parquet(io.BytesIO(to_parquet(awkward(figures))))
     assert frame["fees_result"].to_list()[:3] == list(map(Decimal, figures))
 
 
-def test_id_beyond_64_bits_is_an_error_in_parquet():
+def test_a_value_that_parquet_cannot_hold_is_an_error_and_not_rounded():
+    for figures in ((LONG,), ("1" + "0" * 29, "0.0000000001"), ("1E+34",)):
+        with pytest.raises(ReportError, match=r"a value of fees_result does not fit into Parquet; CSV and JSON lines"):
+            to_parquet(awkward(figures))
     with pytest.raises(ReportError, match="a value of brand_id does not fit"):
         to_parquet(of_source(entry(), number=2**63))
 
@@ -255,9 +245,7 @@ def test_workbook_has_a_sheet_per_table_and_every_value():
     assert book["sources"].freeze_panes == "A2", "the header"
     assert book["sources"].auto_filter.ref is not None
     for table in tables():
-        rows = xlsx_rows(data, table.name)
-        assert len(rows) == len(table.rows)
-        for row, values in zip(rows, table.rows, strict=True):
+        for row, values in zip(xlsx_rows(data, table.name), table.rows, strict=True):
             for one, value in zip(table.columns, values, strict=True):
                 assert exact(row[one.name].value) == value, one.name
 
@@ -326,21 +314,15 @@ def test_names_in_a_workbook_are_neither_formulas_nor_links():
         assert b"<f>" not in archive.read("xl/worksheets/sheet1.xml")
 
 
-def test_workbook_of_the_same_table_is_the_same():
-    assert to_xlsx(tables(), created=CREATED) == to_xlsx(tables(), created=CREATED)
-
-
-def test_workbook_is_made_without_temporary_files(monkeypatch):
+def test_workbook_of_the_same_table_is_the_same_and_made_without_temporary_files(monkeypatch):
+    made = to_xlsx(tables(), created=CREATED)
     monkeypatch.setattr("tempfile.tempdir", "/nowhere")
-    assert to_xlsx(tables(), created=CREATED)
+    assert to_xlsx(tables(), created=CREATED) == made
 
 
-def test_text_longer_than_a_cell_is_an_error_and_not_truncated():
+def test_text_longer_than_a_cell_or_table_longer_than_a_sheet_is_an_error_and_not_truncated():
     with pytest.raises(ReportError, match="a value of source_name does not fit into a sheet of a workbook"):
         to_xlsx([of_source(entry(name="x" * 32_768))], created=CREATED)
-
-
-def test_table_longer_than_a_sheet_is_an_error_and_not_truncated():
     table = FlatTable("long", (Column("number", "integer"),), [(1,)] * 2**20)
     with pytest.raises(ReportError, match="of 1,048,576 rows: it has 1,048,576 rows and the column titles"):
         to_xlsx([table], created=CREATED)

@@ -192,15 +192,12 @@ def test_link_pipe_or_folder_in_place_of_a_file_is_never_opened(
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.usefixtures("unmasked")
 def test_only_the_owner_may_read_the_history(tmp_path: Path):
     directory = tmp_path / "above" / "state"
-    old_mask = os.umask(0)
-    try:
-        with closing(History(directory)) as history:
-            add(history)
-            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [directory, *directory.iterdir()]}
-    finally:
-        os.umask(old_mask)
+    with closing(History(directory)) as history:
+        add(history)
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [directory, *directory.iterdir()]}
     assert modes == {"state": 0o700, "reports.db": 0o600, "reports.db-wal": 0o600, "reports.db-shm": 0o600}
 
 

@@ -26,10 +26,8 @@ def codec(*, limit: int = LIMIT, **settings: Any) -> Codec:
 
 def test_each_normalised_field_is_counted_once_per_record():
     normalizing = codec()
-    encode(
-        b"\n".join([line(1), line(2, **LOW), line(3, **LOW, ConsumerID="5"), line(4, AffiliateID=MISSING)]) + b"\n",
-        codec=normalizing,
-    )
+    lines = [line(1), line(2, **LOW), line(3, **LOW, ConsumerID="5"), line(4, AffiliateID=MISSING)]
+    encode(b"\n".join(lines), codec=normalizing)
     assert +normalizing.changes.normalized == {"ConsumerCountry": 2, "ConsumerID": 1, "AffiliateID": 1}
 
 
@@ -112,6 +110,7 @@ def test_a_repeated_player_is_a_duplicate_by_the_derived_id():
 
 # Depth ---------------------------------------------------------------------------------------------------------------
 
+OF_USERNAME = {"event_id": "derive", "event_id_fields": ("Username",)}
 WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dropped": ({}, {"x": "@@"}),
     "dropped, and something is normalised": ({}, {"x": "@@", **LOW}),
@@ -123,14 +122,8 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "in the place of a text": ({}, {"Username": "@@"}),
     "in the place of a text, and something is normalised": ({}, {"Username": "@@", **LOW}),
     "in the place of a number": ({}, {"ConsumerID": "@@", **LOW}),
-    "what an id is made of": (
-        {"event_id": "derive", "event_id_fields": ("Username",)},
-        {"Username": "@@", "EventId": ""},
-    ),
-    "mapped by values": (
-        {"mapping": {"Username": {"from": "x", "values": {"a": "b"}, "default": "c"}}},
-        {"x": "@@"},
-    ),
+    "what an id is made of": (OF_USERNAME, {"Username": "@@", "EventId": ""}),
+    "mapped by values": ({"mapping": {"Username": {"from": "x", "values": {"a": "b"}, "default": "c"}}}, {"x": "@@"}),
     "mapped by a template": ({"mapping": {"Username": {"template": "{x}"}}}, {"x": "@@"}),
 }
 

@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ SHORT_LINE = b"#" * 39 + b"\n"
 # How a case goes on after the follower has read what there was: while it runs, or before the next one starts.
 LOOK, RESTART = "look", "restart"
 Steps = Iterator[str]
-Case = Callable[["Files"], Steps]
+Case = tuple[Any, ...]  # a function of the files, and its further arguments
 
 
 class Files:
@@ -62,7 +61,8 @@ class Files:
         return path
 
     def live(self, case: Case) -> None:
-        steps, what = case(self), RESTART
+        make, *arguments = case
+        steps, what = make(self, *arguments), RESTART
         while what:
             if what == RESTART and self.bench.is_started:
                 self.bench.follower.save(is_last=True)
@@ -97,26 +97,17 @@ class Files:
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[Callable[..., Files]]:
-    bench = Bench(tmp_path)
-
+def live(bench: Bench) -> Callable[..., Files]:
     def live(case: Case, rotate_wait_s: float = 600) -> Files:
         files = Files(bench, rotate_wait_s)
         files.live(case)
         return files
 
-    yield live
-    bench.stop()
-    bench.store.close()
+    return live
 
 
-def cases(case: Callable[..., Steps], *values: tuple[Any, ...]) -> dict[str, Case]:
-    """Return a case with each of these for its arguments."""
-    return {" ".join(map(str, (case.__name__, *those))): partial(_with, case, those) for those in values}
-
-
-def _with(case: Callable[..., Steps], values: tuple[Any, ...], files: Files) -> Steps:
-    return case(files, *values)
+def name_of(case: Case) -> str:
+    return " ".join([case[0].__name__, *map(str, case[1:])])
 
 
 # Cases in which nothing is closed early: no wait is over before the end -------------------------------------------
@@ -445,38 +436,29 @@ def compressed_when_half_of_it_was_read(files: Files) -> Steps:
     assert files.checkpoints() == [sum(map(len, LINES))], "the checkpoint counts decompressed bytes"
 
 
-CASES = {
-    **cases(rotated_twice, (GLOB,), (NAME,)),
-    **cases(rotated_out_of_the_glob_twice, ()),
-    **cases(late_lines, (GLOB,), (NAME,)),
-    **cases(copied_and_truncated, *product((LOOK, RESTART), (".1", "-copy"), (0, 20, 150))),
-    **cases(copied_and_truncated_twice, ("",), *product(COMPRESSIONS)),
-    **cases(given_the_inode_of_a_deleted_one, (1,), (40,)),
-    **cases(given_each_other_s_inodes, ("",), ("gz",)),
-    **cases(put_in_the_place_of_another, ()),
-    **cases(a_stranger_outside_the_glob_with_a_known_inode, ()),
-    **cases(torn_lines, ()),
-    **cases(truncated_to_the_same_size, (LOOK,), (RESTART,)),
-    **cases(copied_and_truncated_again_and_again, ()),
-    **cases(copied_some_time_before_it_is_truncated, ()),
-    **cases(heads_that_are_equal, ()),
-    **cases(compressed_slowly, *product(COMPRESSIONS)),
-    **cases(growing_and_moving, ("rename", "copy"), ("copy", "rename"), ("stay", "stay")),
-    **cases(blank_in_its_head_and_at_its_end, (b"\n",), (b"\0",), (b" \n",), (b"\r\n",)),
-    **cases(moved_by_copying, (GLOB, 1), (NAME, 60)),
-    **cases(moved_to_another_disk, ()),
-    **cases(a_symlink_turned_to_another_file, ()),
-    **cases(a_symlink_turned_to_another_folder, ()),
-    **cases(rotated_and_compressed, *product((GLOB, NAME), COMPRESSIONS)),
-    **cases(compressed_when_read_to_its_end, *product(COMPRESSIONS)),
-    **cases(compressed_when_half_of_it_was_read, ()),
-}
+CASES: list[Case] = [
+    *product([rotated_twice, late_lines], [GLOB, NAME]),
+    *product([copied_and_truncated], [LOOK, RESTART], [".1", "-copy"], [0, 20, 150]),
+    *product([copied_and_truncated_twice], ["", *COMPRESSIONS]),
+    *product([given_the_inode_of_a_deleted_one], [1, 40]),
+    *product([given_each_other_s_inodes], ["", "gz"]),
+    *product([truncated_to_the_same_size], [LOOK, RESTART]),
+    *product([compressed_slowly, compressed_when_read_to_its_end], COMPRESSIONS),
+    *product([rotated_and_compressed], [GLOB, NAME], COMPRESSIONS),
+    *product([blank_in_its_head_and_at_its_end], [b"\n", b"\0", b" \n", b"\r\n"]),
+    *[(growing_and_moving, *moves) for moves in (("rename", "copy"), ("copy", "rename"), ("stay", "stay"))],
+    *[(moved_by_copying, GLOB, 1), (moved_by_copying, NAME, 60), (moved_to_another_disk,)],
+    *[(rotated_out_of_the_glob_twice,), (put_in_the_place_of_another,), (torn_lines,)],
+    *[(a_stranger_outside_the_glob_with_a_known_inode,), (heads_that_are_equal,)],
+    *[(copied_and_truncated_again_and_again,), (copied_some_time_before_it_is_truncated,)],
+    *[(a_symlink_turned_to_another_file,), (a_symlink_turned_to_another_folder,)],
+    (compressed_when_half_of_it_was_read,),
+]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_each_line_is_read_once_whatever_happens_to_its_file(live: Callable[..., Files], case: str):
-    files = live(CASES[case])
-    assert files.not_once() == {}
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_each_line_is_read_once_whatever_happens_to_its_file(live: Callable[..., Files], case: Case):
+    assert live(case).not_once() == {}
 
 
 # Files that are closed soon ---------------------------------------------------------------------------------------
@@ -538,19 +520,17 @@ def rotated_and_compressed_twice(files: Files, suffix: str) -> Steps:
     yield LOOK
 
 
-SOON_CLOSED = {
-    **cases(hard_links, ()),
-    **cases(given_the_inode_of_one_that_was_closed, ()),
-    **cases(replaced_by_a_folder_and_back, ()),
-    **cases(rotated_and_compressed_twice, *product(COMPRESSIONS)),
-}
+SOON_CLOSED: list[Case] = [
+    *[(hard_links,), (given_the_inode_of_one_that_was_closed,), (replaced_by_a_folder_and_back,)],
+    *product([rotated_and_compressed_twice], COMPRESSIONS),
+]
 
 
-@pytest.mark.parametrize("case", SOON_CLOSED)
+@pytest.mark.parametrize("case", SOON_CLOSED, ids=name_of)
 def test_each_line_of_a_soon_closed_file_is_read_once_whatever_happens_to_the_file(
-    live: Callable[..., Files], case: str
+    live: Callable[..., Files], case: Case
 ):
-    assert live(SOON_CLOSED[case], rotate_wait_s=0.1).not_once() == {}
+    assert live(case, rotate_wait_s=0.1).not_once() == {}
 
 
 # Alike ------------------------------------------------------------------------------------------------------------
@@ -600,15 +580,14 @@ def truncated_beginning_as_it_did(files: Files, when: str) -> Steps:
     files.append(20, 60)
 
 
-ALIKE = {
-    **cases(copied_and_left, ()),
-    **cases(truncated_beginning_as_it_did, (LOOK,), (RESTART,)),
-    **cases(equal_heads_and_equal_ends, (LOOK,), (RESTART,)),
-    **cases(a_new_one_that_begins_like_the_rotated_one, (LOOK,), (RESTART,)),
-}
+ALIKE: list[Case] = [
+    (copied_and_left,),
+    *product([truncated_beginning_as_it_did, equal_heads_and_equal_ends], [LOOK, RESTART]),
+    *product([a_new_one_that_begins_like_the_rotated_one], [LOOK, RESTART]),
+]
 
 
-@pytest.mark.parametrize("case", ALIKE)
-def test_similar_files_lose_none_of_their_own_lines(live: Callable[..., Files], case: str):
+@pytest.mark.parametrize("case", ALIKE, ids=name_of)
+def test_similar_files_lose_none_of_their_own_lines(live: Callable[..., Files], case: Case):
     """Their common lines may be read again."""
-    assert 0 not in live(ALIKE[case], rotate_wait_s=0.1).not_once().values()
+    assert 0 not in live(case, rotate_wait_s=0.1).not_once().values()

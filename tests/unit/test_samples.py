@@ -35,7 +35,7 @@ from shipper.sandbox.samples import (
     sample_lines,
 )
 from tests.cases import each
-from tests.unit.test_codec import chunk_of, pieces_of
+from tests.unit.test_codec import chunk_of
 
 END = datetime(2026, 3, 15, 12, 30, 7, 999_999, tzinfo=UTC)
 FIELDS = list(wire.ActivityEvent.__struct_fields__)
@@ -145,7 +145,8 @@ def events(profile: SampleProfile) -> list[wire.ActivityEvent]:
 
 def judged(profile: SampleProfile) -> dict[str, int]:
     codec, found = Codec(RecordsSettings(), max_record_bytes=1 << 18), Counter[str]()
-    for piece in pieces_of(codec, chunk_of(b"".join(lines(profile))), latest=latest_timestamp(END.timestamp(), 0)):
+    chunk, latest = chunk_of(b"".join(lines(profile))), latest_timestamp(END.timestamp(), 0)
+    for piece in codec.encode_all(chunk, room_bytes=1 << 20, latest=latest):
         accept_events(codec.window, piece.span, range(piece.events - piece.waits))
         found["good"] += piece.events - piece.waits
         found["invalid"] += len(piece.span.rejections)

@@ -42,17 +42,8 @@ def live(**fields: Any) -> Live:
 
 
 def stream(number: int = 1, lag: int = 0, **fields: Any) -> StreamState:
-    usual = {
-        "stream_id": number,
-        "path": f"/log/{number}",
-        "size": 1000,
-        "checkpoint": 1000 - lag,
-        "lag_bytes": lag,
-        "compression": "",
-        "updated_at": NOW,
-        "delivered_until": NOW - 60 if lag else NOW,
-    }
-    return StreamState(**{**usual, **fields})
+    usual = StreamState(number, f"/log/{number}", 1000, 1000 - lag, lag, "", NOW, NOW - 60 if lag else NOW)
+    return replace(usual, **fields)
 
 
 def look(*streams: StreamState, process_id: int | None = 7, says: Live | None = None, **fields: Any) -> Snapshot:
@@ -105,14 +96,10 @@ def test_the_process_and_its_reloaded_settings_are_described():
     assert lines[lines.index("") + 1] == "state: /state; ships to: https://intake.example"
     assert "The settings could not be reloaded, and are unchanged: [log] level: no." in lines
     assert "Changed settings that take effect at the next start: a.b, c.d." in lines
+    paragraphs = "\n".join(lines).split("\n\n")
+    assert [paragraph.split(" ")[0] for paragraph in paragraphs] == ["running", "state:", "inputs:", "dead"]
     assert not any("ettings" in line for line in report(look(stream(), says=live()), Path("/state")))
     assert not any("ettings" in line for line in report(look(stream(), process_id=None, says=says), Path("/state")))
-
-
-def test_a_report_has_paragraphs():
-    text = "\n".join(report(look(stream(), says=live()), Path("/state")))
-    begins = [each.split(" ")[0] for each in text.split("\n\n")]
-    assert begins == ["running", "state:", "inputs:", "dead"]
 
 
 def test_a_running_shipper_that_no_longer_reports_is_pointed_out_first():
@@ -410,7 +397,7 @@ def test_everything_is_delivered_if_each_input_and_the_spool_is():
     assert look(stream(1), stream(2)).is_delivered(NOW)
 
 
-@pytest.mark.parametrize("until", [NOW, NOW - 30, NOW - 1e9])
+@each("until", [NOW, NOW - 30, NOW - 1e9])
 def test_an_input_of_unknown_state_is_not_delivered(until: float):
     seen = look(stream(1), stream(2, 100, delivered_until=None))
     assert not seen.is_delivered(until)

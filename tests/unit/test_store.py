@@ -106,16 +106,11 @@ def test_kinds_of_streams_are_separate(store: Store):
     assert [stream.stream_id for stream in store.streams.load("file")] == [2]
 
 
+@pytest.mark.usefixtures("unmasked")
 def test_all_files_are_private(tmp_path: Path):
-    old = os.umask(0)
-    try:
-        with locked_directory(tmp_path / "a" / "state") as directory:
-            store = Store(directory)
-            store.save([checkpoint()], now_s=1.0)
-            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
-            store.close()
-    finally:
-        os.umask(old)
+    with locked_directory(tmp_path / "a" / "state") as directory, closing(Store(directory)) as store:
+        store.save([checkpoint()], now_s=1.0)
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
     assert set(modes) >= {"lock", "state.db", "state.db-wal"}
     assert set(modes.values()) == {0o600}
     assert stat.S_IMODE((tmp_path / "a" / "state").stat().st_mode) == 0o700

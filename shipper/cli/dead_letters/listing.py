@@ -63,7 +63,7 @@ def show_list(
     is_group = settings.input.kafka is not None
     with letters_in(readable_state(settings)) as letters:
         counts = letters.count_by_rule(selection)
-        newest = letters.newest(selection, limit, by_offset=is_group)
+        newest = letters.newest(selection, limit)
         reasons = letters.count_by_rule()
     with tolerate_closed_stdout():
         if form == "json":
@@ -90,11 +90,7 @@ def show(
 
     Example: shipper dead-letters show 17
     """
-    with (
-        state_on_disk(prepare(options)) as (settings, view),
-        letters_in(settings) as letters,
-        tolerate_closed_stdout(),
-    ):
+    with state_on_disk(prepare(options)) as (settings, view), letters_in(settings) as letters, tolerate_closed_stdout():
         found, missing = find_letters(letters, ids, is_group=view is not None)
         for letter_id in found:
             letter, content = letters.get(letter_id), letters.content(letter_id)

@@ -93,12 +93,7 @@ def _ship(settings: Settings, selection: Selection, limit: int | None, form: Sum
 
 
 def _request_replay(
-    client: socket,
-    settings: Settings,
-    selection: Selection,
-    limit: int | None,
-    form: SummaryForm,
-    rate: float | None,
+    client: socket, settings: Settings, selection: Selection, limit: int | None, form: SummaryForm, rate: float | None
 ) -> int:
     """Make a running shipper replay the letters; return the exit code."""
     from shipper.pipeline.control import ReplayRequest, ReplayResult

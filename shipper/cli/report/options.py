@@ -22,21 +22,13 @@ if TYPE_CHECKING:
 _ACCOUNT_MAX: Final = 2**63 - 1
 _CONCURRENCY_MAX: Final = 64
 _PERIOD: Final = "yesterday, 2026-10, last-month, this-month, today or 2026-10-31"
+_START_HELP: Final = f"The first day, YYYY-MM-DD; or, without END, a period: {_PERIOD}."
 
 AccountArgument = Annotated[
     int, typer.Argument(min=1, max=_ACCOUNT_MAX, metavar="ACCOUNT", help="The number of the affiliate account.")
 ]
-StartArgument = Annotated[
-    str, typer.Argument(metavar="START", help=f"The first day, YYYY-MM-DD; or, without END, a period: {_PERIOD}.")
-]
-OptionalStartArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="START",
-        show_default="all days",
-        help=f"The first day, YYYY-MM-DD; or, without END, a period: {_PERIOD}.",
-    ),
-]
+StartArgument = Annotated[str, typer.Argument(metavar="START", help=_START_HELP)]
+OptionalStartArgument = Annotated[str, typer.Argument(metavar="START", show_default="all days", help=_START_HELP)]
 EndArgument = Annotated[str, typer.Argument(metavar="END", show_default=False, help="The last day, included.")]
 SplitOption = Annotated[
     Literal["month", "day", "none"],

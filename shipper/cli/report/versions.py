@@ -218,8 +218,7 @@ def _choose_pair(versions: Sequence[Version], *numbers: int) -> tuple[Version, V
     for number in numbers:
         if number not in by_number:
             raise typer.BadParameter(
-                f"there is no version {number}; there are: {', '.join(map(str, by_number))}",
-                param_hint="--versions",
+                f"there is no version {number}; there are: {', '.join(map(str, by_number))}", param_hint="--versions"
             )
     old, new = (by_number[number] for number in numbers)
     if old.days != new.days:

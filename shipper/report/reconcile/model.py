@@ -208,6 +208,7 @@ class Reconciliation:
         rows: Sorted by period, brand and source.
         dead_letters: Rejected records of the compared periods that the service may have received nevertheless,
             including those without a row.
+        lists_all: Whether to show the records of other accounts and, in the table, rows that agree.
     """
 
     account: int
@@ -220,6 +221,7 @@ class Reconciliation:
     dead_letters: int = 0
     zone: ZoneFit | None = None
     alarm_below: Decimal = ZERO
+    lists_all: bool = False
 
     @property
     def name(self) -> str:
@@ -236,6 +238,11 @@ class Reconciliation:
 
     def of_kind(self, kind: Kind) -> list[Excluded]:
         return [records for records in self.excluded if records.kind == kind]
+
+    @property
+    def listed(self) -> list[Excluded]:
+        """The excluded records to show."""
+        return [records for records in self.excluded if self.lists_all or records.kind != "of another account"]
 
     @property
     def not_compared(self) -> list[Excluded]:

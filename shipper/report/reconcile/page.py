@@ -11,7 +11,6 @@ from shipper.report.formatting import format_days, moment, number, reformat_days
 from shipper.report.page.markup import Html, data, document, header, plain_table, secondary, section, tag
 from shipper.report.ranges import DateRange
 from shipper.report.reconcile.model import Excluded, Names, Pair, Reconciliation, Row, Totals, rows_by_pair, totals_of
-from shipper.report.reconcile.render import visible_excluded
 from shipper.report.reconcile.summary import coverage, headlines, reasons_of, remarks
 
 _FIGURES: Final = ("Accepted", "Result", "Adjustment", "Reported", "Difference", "Unexplained", "Dead letters")
@@ -19,8 +18,8 @@ _PLACE: Final = ("Period", "Brand", "Marketing source")
 _TEXTS: Final = {*_PLACE, "Explanation", "Why"}
 
 
-def render_page(result: Reconciliation, notes: Sequence[str], *, made_at: str, shows_all: bool) -> str:
-    """Render the page; `made_at` is ISO 8601, and `shows_all` includes records of other accounts."""
+def render_page(result: Reconciliation, notes: Sequence[str], *, made_at: str) -> str:
+    """Render the page; `made_at` is ISO 8601."""
     names = Names(result)
     differing = [row for row in result.rows if row.difference]
     sections = [
@@ -29,10 +28,9 @@ def render_page(result: Reconciliation, notes: Sequence[str], *, made_at: str, s
         section("Brands and marketing sources", _by_pair(result, names)),
         section("All periods", *_by_period(result, names)),
     ]
-    excluded = visible_excluded(result, shows_others=shows_all)
-    for kind, records in groupby(excluded, key=lambda records: records.kind):
+    for kind, records in groupby(result.listed, key=lambda records: records.kind):
         sections.append(section(kind.capitalize(), _excluded(records, names, kind)))
-    items = [tag("li", reformat_days(note)) for note in [*remarks(result, shows_others=shows_all), *notes]]
+    items = [tag("li", reformat_days(note)) for note in [*remarks(result), *notes]]
     footer = tag("footer", section("Notes", tag("ul", *items)) if items else None)
     return document(f"Reconciliation: {result.name}", tag("main", *sections), footer)
 

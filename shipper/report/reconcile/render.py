@@ -57,10 +57,10 @@ _OVERALL_COLUMNS: Final = (  # the same in every row
 _ROW_COLUMNS: Final = (*_PLACE_COLUMNS, *_FIGURE_COLUMNS, Column("explanation", "text"))
 
 
-def flat_table(result: Reconciliation, *, shows_others: bool) -> FlatTable:
+def flat_table(result: Reconciliation) -> FlatTable:
     """Return a row for every period, brand and marketing source, also empty ones, and for excluded records."""
     rows = list(_compared(result))
-    for records in visible_excluded(result, shows_others=shows_others):
+    for records in result.listed:
         brand, source = records.pair or (None, None)
         place = (*_place(result.account, records.days), brand, None, source, None)
         rows.append((*place, records.accepted, records.contested, *_NO_FIGURES, records.kind, records.reason))
@@ -86,16 +86,11 @@ def _place(account: int, days: DateRange) -> tuple[Value, ...]:
     return account, days.start.isoformat(), days.end.isoformat()
 
 
-def visible_excluded(result: Reconciliation, *, shows_others: bool) -> list[Excluded]:
-    """Return excluded records, with or without those of other accounts."""
-    return [records for records in result.excluded if shows_others or records.kind != "of another account"]
-
-
-def to_json(result: Reconciliation, notes: Sequence[str], *, shows_others: bool) -> bytes:
+def to_json(result: Reconciliation, notes: Sequence[str]) -> bytes:
     names = [column.name for column in _ROW_COLUMNS]
     others = result.of_kind("of another account")
     others_document: dict[str, Any] = {"accepted": sum(records.accepted for records in others)}
-    if shows_others:
+    if result.lists_all:
         others_document["rows"] = list(map(_records_as_json, others))
     document = {
         "account_id": result.account,
@@ -136,7 +131,7 @@ def to_json(result: Reconciliation, notes: Sequence[str], *, shows_others: bool)
             for period in result.periods
             for finding in period.findings
         ],
-        "notes": [*remarks(result, shows_others=shows_others), *notes],
+        "notes": [*remarks(result), *notes],
         "rows": [dict(zip(names[1:], row[1:], strict=True)) for row in _compared(result)],
     }
     return _JSON.encode(document) + b"\n"
@@ -159,7 +154,7 @@ def _records_as_json(records: Excluded) -> dict[str, Any]:
     }
 
 
-def to_workbook(result: Reconciliation, notes: Sequence[str], *, shows_others: bool, created: datetime) -> bytes:
+def to_workbook(result: Reconciliation, notes: Sequence[str], *, created: datetime) -> bytes:
     """Return a workbook with a sheet of verdict, totals and notes, and a sheet of rows."""
     facts: list[tuple[Value, ...]] = [
         ("verdict", result.verdict),
@@ -170,14 +165,14 @@ def to_workbook(result: Reconciliation, notes: Sequence[str], *, shows_others: b
         *((f"{name}{_mark(result)}", value) for name, value in result.totals._asdict().items()),
         ("unassigned", result.unassigned),
         ("contested by another account", result.contested),
-        *(("note", note) for note in [*remarks(result, shows_others=shows_others), *notes]),
+        *(("note", note) for note in [*remarks(result), *notes]),
     ]
     columns = Column("what", "text"), Column("value", "text")
-    tables = [FlatTable("verdict", columns, facts), flat_table(result, shows_others=shows_others)]
+    tables = [FlatTable("verdict", columns, facts), flat_table(result)]
     return to_xlsx(tables, created=created)
 
 
-def print_table(result: Reconciliation, notes: Sequence[str], console: Console, *, shows_all: bool) -> None:
+def print_table(result: Reconciliation, notes: Sequence[str], console: Console) -> None:
     """Print verdict, differences and totals; as paragraphs if the terminal is too narrow for a table."""
     account = f"Account {result.account}"
     console.print(Text(account if result.name == account else f"{account}  {result.name}", style="bold"))
@@ -186,11 +181,11 @@ def print_table(result: Reconciliation, notes: Sequence[str], console: Console, 
     for headline in headlines(result):
         console.print(Text(headline, style="bold" if is_ok else "bold red"))
     console.print()
-    _print_lines(list(_lines(result, shows_all=shows_all)), console)
-    if not shows_all and (agreeing := result.count("agrees")):
+    _print_lines(list(_lines(result)), console)
+    if not result.lists_all and (agreeing := result.count("agrees")):
         lines = several(agreeing, "further line agrees", "further lines agree")
         console.print(Text(f"\n{lines}; --all lists them, too.", style="dim"))
-    for note in [*remarks(result, shows_others=shows_all), *notes]:
+    for note in [*remarks(result), *notes]:
         console.print(Text(f"- {note}"))
 
 
@@ -203,14 +198,14 @@ class _Line(NamedTuple):
     style: str
 
 
-def _lines(result: Reconciliation, *, shows_all: bool) -> Iterator[_Line]:
+def _lines(result: Reconciliation) -> Iterator[_Line]:
     names = Names(result)
     for row in result.rows:
-        if shows_all or row.difference:
+        if result.lists_all or row.difference:
             place = str(row.days), *names.labels(row.pair)
             figures = _figures(row, has_report=row.result is not None)
             yield _Line(place, figures, reasons_of(row) or row.status, _STYLES[row.status])
-    for records in visible_excluded(result, shows_others=shows_all):
+    for records in result.listed:
         place = str(records.days), *names.labels(records.pair)
         has_count = records.accepted or records.kind != "not begun"
         accepted = [Text(f"{records.accepted:,}" if has_count else ""), *[Text()] * (len(_FIGURES) - 1)]

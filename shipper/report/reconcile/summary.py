@@ -161,7 +161,7 @@ def _ownership(result: Reconciliation) -> Iterator[str]:
         )
 
 
-def remarks(result: Reconciliation, *, shows_others: bool) -> list[str]:
+def remarks(result: Reconciliation) -> list[str]:
     """Return further remarks, one sentence each."""
     sentences = []
     totals = result.totals
@@ -171,7 +171,7 @@ def remarks(result: Reconciliation, *, shows_others: bool) -> list[str]:
             f"{result.days.name}, set it with --timezone."
         )
     if others := sum(records.accepted for records in result.of_kind("of another account")):
-        hint = "" if shows_others else "; --all lists them"
+        hint = "" if result.lists_all else "; --all lists them"
         sentences.append(f"{several(others, *_RECORDS_ARE)} of other accounts{hint}.")
     return [*sentences, *findings(result)]
 

@@ -44,8 +44,6 @@ def serving(
     Serve until the context ends.
 
     Args:
-        address: HOST:PORT.
-        directory: The state directory; None = there is none.
         hosts: Host names to accept in addition to the host of the address, `localhost` and address literals.
     Raises:
         ConfigError: The address cannot be used.

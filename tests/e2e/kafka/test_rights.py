@@ -59,7 +59,8 @@ def test_status_needs_a_right_only_to_count_dead_letters(secure: Group):
 
 
 def test_status_names_the_rights_that_it_needs(secure: Group):
-    secure.shipper.shortened = secure.shipper.shortened | {"shipper.kafka.offsets._CALL_S": 3.0}
+    """At once; without a right, some requests only end after their time limit."""
+    secure.shipper.shortened = secure.shipper.shortened | {"shipper.kafka.offsets._CALL_S": 60.0}
     needs = f"user {USER} needs DESCRIBE on the group {secure.name} and the topics {secure.topic}\n"
     for name in ("topic", "group"):
         secure.broker.revoke(secure.rights[name])

@@ -28,7 +28,6 @@ NO_EVENTS = {"requests": 0, "events_received": 0, "events_stored": 0, "duplicate
 
 
 def eventually(is_so: Callable[[], object], limit_s: float = 5.0) -> None:
-    """Poll until a condition holds."""
     end = time.monotonic() + limit_s
     while not is_so():
         assert time.monotonic() < end, "the condition never held"
@@ -139,7 +138,6 @@ class Sandbox:
         return [event["raw"].encode() for page in self.pages(query) for event in page]
 
     def pages(self, query: str = "") -> list[list[dict]]:
-        """Return the pages of stored events."""
         pages, after = [], 0
         while after is not None:
             page = self.control("GET", f"events?{query}&after={after}").json()

@@ -173,26 +173,18 @@ def test_flags_reach_the_service(tmp_path):
     ("flags", "message"),
     [
         ("--rate-limit x", "sandbox: --rate-limit: 'x' is not CALLS/SECONDS with both above 0, such as 100/60"),
-        ("--rate-limit 0/60", "--rate-limit: '0/60' is not CALLS/SECONDS"),
-        ("--rate-limit ''", "--rate-limit: '' is not CALLS/SECONDS"),
         ("--quota 1", "--quota: '1' is not CALLS/SECONDS"),
-        ("--quota ''", "--quota: '' is not CALLS/SECONDS"),
         ("--token-limit 1/1/1", "--token-limit: '1/1/1' is not CALLS/SECONDS"),
         ("--fault nonsense", "--fault 'nonsense': is invalid: Invalid value 'nonsense' - at `$.effect`"),
         ("--fault ''", "--fault ''"),
-        ("--fault explode", "effects are chance, delay"),
         ("--fault reset --fault 'status status=99'", "--fault 'status status=99': is invalid: "),
         ("--fault 'status 503'", "--fault: 'status 503': '503' is not NAME=VALUE"),
         ("--faults absent.toml", "absent.toml: cannot be read: No such file or directory"),
         ("--faults .", ".: cannot be read: Is a directory"),
         ("--faults broken.toml", "broken.toml: is invalid: "),
-        ("--faults misspelt.toml", "misspelt.toml: is invalid: Object contains unknown field"),
         ("--faults broken.json", "broken.json: is invalid: "),
         ("--faults unknown.toml", "unknown.toml: is invalid: Invalid value 'explode' - at `$.fault[0].effect`"),
         ("--latency-seconds nan", "sandbox: latency_seconds: must be a finite number"),
-        ("--jitter-seconds nan", "sandbox: jitter_seconds: must be a finite number"),
-        ("--token-skew-seconds nan", "sandbox: token_skew_seconds: must be a finite number"),
-        ("--clock-offset-seconds nan", "sandbox: clock_offset_seconds: must be a finite number"),
         ("--chaos nan", "chaos"),
         ("--chaos 1.5", "--chaos"),
         ("--latency-seconds -1", "--latency-seconds"),
@@ -206,9 +198,7 @@ def test_flags_reach_the_service(tmp_path):
         ("--store .", "cannot open the store: "),
         ("--store broken.toml", "is not a sandbox store"),
         ("--subscription-key a --secondary-key a", "sandbox: secondary_key: must differ from subscription_key"),
-        ("--subscription-key ''", "sandbox: subscription_key: must be non-empty printable ASCII"),
         ("--secondary-key ' a'", "sandbox: secondary_key: must be non-empty printable ASCII"),
-        ("--host 192.0.2.1", "is not a loopback address"),
         ("--host 0.0.0.0", "sandbox: host: '0.0.0.0' is not a loopback address"),
         ("--write-config absent/shipper.toml", "absent/shipper.toml: --output: cannot be written: "),
         ("--write-config theirs.toml", "exists and was not written by the sandbox; move it or choose another file"),
@@ -221,7 +211,6 @@ def test_bad_flag_ends_the_command_with_one_message(main: Main, tmp_path, monkey
     (tmp_path / "broken.toml").write_text("[[")
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "unknown.toml").write_text('[[fault]]\neffect = "explode"')
-    (tmp_path / "misspelt.toml").write_text('[[fault]]\neffect = "reset"\nevry = 7\n')
     (tmp_path / "theirs.toml").write_text("[intake]\n")
     files = sorted(tmp_path.iterdir())
     with socket.create_server(("127.0.0.1", 0)) as taken:
