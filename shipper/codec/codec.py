@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from io import BytesIO
 from itertools import accumulate, chain, compress, islice
 from operator import add, attrgetter, ne
@@ -23,11 +22,11 @@ from msgspec.structs import replace
 
 from shipper.codec.dedupe import KEY_BYTES, NO_KEY, DedupeWindow, key_of, keys_of, new_window, split_keys
 from shipper.codec.documents import read_rows
-from shipper.codec.judge import Judge, Records, document_in
+from shipper.codec.judge import Judge, Records
 from shipper.codec.rewrite import Changes, Rewriter
 from shipper.codec.rules import MESSAGES, NESTING_MAX, Columns, may_nest_deeply, nests_deeply, tally
 from shipper.config.settings import RecordsSettings
-from shipper.model.framing import BLANKS, CUT_MARK, LINES, CsvRows, Frame, Framing, parse_cut_record
+from shipper.model.framing import BLANKS, CUT_MARK, LINES, CsvRows, Frame, parse_cut_record
 from shipper.model.records import (
     MARKER_BYTES,
     NO_BOUNDS,
@@ -195,17 +194,6 @@ class Codec:
         waiting = encoded.span.event_keys[KEY_BYTES * (encoded.events - encoded.waits) :] if encoded.waits else b""
         return all(map(self.window.is_unsettled, split_keys(waiting)))
 
-    def document_of(self, raw: bytes, framing: Framing) -> dict[str, object]:
-        """Return a record in the form that the rules check, as far as it can be parsed; for messages to users."""
-        lines: list[bytes] = []
-        if isinstance(framing, CsvRows):
-            documents, _ = read_rows([raw], framing)
-            lines = self._rewriter.write(documents, Changes()) if documents else []
-        else:
-            with suppress(RecursionError):  # a dead letter may be nested too deeply
-                lines = self._rewriter.rewrite([raw.replace(b"\n", b"\r")], Changes())
-        return (document_in(lines[0]) if lines else None) or {}
-
     # Take and validate the next records ------------------------------------------------------------------------------
 
     def _take_ordinary(
@@ -268,7 +256,7 @@ class Codec:
         csv = chunk.stream.framing if isinstance(chunk.stream.framing, CsvRows) else None
         rejections: list[Rejection] = []
         if chunk.stream.kind == "spool" and any(CUT_MARK in raw for raw in raws):
-            raws, offsets = _reject_cut(raws, offsets, rejections)
+            offsets, raws, _ = _reject_cut(Records(offsets, raws, raws), rejections)
         records = original = _reject_deep(self._drop_blanks(raws, offsets, rejections), rejections)
         changes = Changes()
         if records.raws and (csv is not None or self._rewriter.is_needed):
@@ -506,10 +494,10 @@ def _merge(chunk: Chunk, scanned: _Scanned, piece: _Piece, keys: bytes, waits: i
     )
 
 
-def _reject_cut(raws: list[bytes], offsets: list[int], rejections: list[Rejection]) -> tuple[list[bytes], list[int]]:
+def _reject_cut(records: Records, rejections: list[Rejection]) -> Records:
     """Reject the records of which the spool stored only the beginning."""
     complete: list[int] = []
-    for index, (raw, offset) in enumerate(zip(raws, offsets, strict=True)):
+    for index, (offset, raw, _) in enumerate(zip(*records, strict=True)):
         cut = parse_cut_record(raw)
         if cut is None:
             complete.append(index)
@@ -520,7 +508,7 @@ def _reject_cut(raws: list[bytes], offsets: list[int], rejections: list[Rejectio
         )
         rejection = Records([offset], [beginning], [beginning]).rejection(0, "oversized", message)
         rejections.append(replace(rejection, end_offset=offset + len(raw), whole_bytes=whole_bytes))
-    return [raws[index] for index in complete], [offsets[index] for index in complete]
+    return records.select(complete)
 
 
 def _offsets_of(lines: list[bytes], first: int) -> list[int]:

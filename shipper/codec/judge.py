@@ -47,12 +47,7 @@ class Records(NamedTuple):
     wires: list[bytes]
 
     def select(self, indexes: Sequence[int]) -> Records:
-        offsets, raws, wires = self
-        return Records(
-            [offsets[index] for index in indexes],
-            [raws[index] for index in indexes],
-            [wires[index] for index in indexes],
-        )
+        return Records._make([column[index] for index in indexes] for column in self)
 
     def reject(self, faults: Mapping[int, tuple[str, str]], rejections: list[Rejection]) -> Records:
         """Reject records by index, with a rule and a message, which may be empty; return the others."""
