@@ -18,7 +18,6 @@ from tests.e2e.browser import Browser
 from tests.e2e.driver import Service, Shipper, Target
 from tests.e2e.fake_service import FakeService
 from tests.e2e.files import Tail
-from tests.e2e.operated import Start
 from tests.e2e.surroundings import Lockstep
 from tests.e2e.warm_start import warm_starts
 
@@ -81,9 +80,10 @@ def shipper(service: Service, tmp_path: Path) -> Iterator[Shipper]:
 
 
 @pytest.fixture
-def fake() -> Iterator[FakeService]:
-    """A service that misbehaves on demand."""
+def fake(shipper: Shipper) -> Iterator[FakeService]:
+    """A service that misbehaves on demand; the shipper ships to it."""
     with FakeService() as fake:
+        shipper.target = fake.target
         yield fake
 
 
@@ -96,12 +96,6 @@ def lockstep(shipper: Shipper) -> Iterator[Lockstep]:
 
 
 @pytest.fixture
-def ships_to_fake(shipper: Shipper, fake: FakeService) -> None:
-    """Make the shipper ship to the misbehaving service."""
-    shipper.target = fake.target
-
-
-@pytest.fixture
 def file(shipper: Shipper, sample: Sample) -> Path:
     """A file of 300 records."""
     path = shipper.folder / "events.ndjson"
@@ -110,18 +104,5 @@ def file(shipper: Shipper, sample: Sample) -> Path:
 
 
 @pytest.fixture
-def folder(shipper: Shipper) -> Path:
-    """The folder of the files that a shipper follows."""
-    folder = shipper.folder / "logs"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def tail(shipper: Shipper, service: Service, sample: Sample) -> Tail:
     return Tail(shipper, service, sample)
-
-
-@pytest.fixture
-def start(shipper: Shipper, folder: Path) -> Start:
-    return Start(shipper, folder)

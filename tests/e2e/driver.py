@@ -25,6 +25,7 @@ from typing import IO, Any, NamedTuple, Self
 
 import httpx
 
+from shipper.cli.config import toml_value
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.server import sandbox_in_thread
 from tests import in_process
@@ -44,6 +45,14 @@ _PAGE_EVENTS = 10_000
 # Variables that a command reads when it runs, not when it is imported.
 _READ_LATE = re.compile(r"SHIPPER__\w+|INTAKE_\w+|REPORT_\w+|CLIENT_SECRET|(PROXY_)?PASSWORD|COLUMNS|\w+_(PROXY|proxy)")
 FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+
+
+# Settings with which a command soon gives up.
+HASTY = {
+    "delivery.give_up_after_seconds": 0.3,
+    "delivery.retry_initial_seconds": 0.05,
+    "delivery.retry_max_seconds": 0.1,
+}
 
 
 def with_clock(clock: Path) -> dict[str, str]:
@@ -227,6 +236,11 @@ class Result:
     summary: dict[str, Any] | None
     peak_bytes: int
 
+    def assert_ended(self, code: int, *said: str) -> None:
+        """Check the exit code, and that stderr contains these texts."""
+        assert self.returncode == code, self
+        assert [text for text in said if text not in self.stderr] == [], self.stderr
+
     def counts(self) -> tuple[int, ...]:
         """`read, accepted, dead_lettered, duplicates, pending`."""
         assert self.summary is not None, self.stdout + self.stderr
@@ -309,6 +323,17 @@ class Running:
     def wait_for(self, text: str, *, limit_s: float = 60) -> None:
         """Wait for a text on stderr."""
         self.wait_until(lambda: text in self.stderr, f"{text!r} on stderr", limit_s=limit_s)
+
+    def feed(self, *lines: bytes) -> None:
+        """Write lines to its standard input."""
+        self.stdin.write(b"".join(lines))
+        self.stdin.flush()
+
+    def end_input(self, *lines: bytes) -> Result:
+        """Write the last lines to its standard input, close it, and wait for the end."""
+        self.feed(*lines)
+        self.stdin.close()
+        return self.finish()
 
     def kill(self) -> Result:
         """Send SIGKILL; fail if the process had already ended, because then nothing was interrupted."""
@@ -395,6 +420,19 @@ class Shipper:
     def read_state(self) -> State:
         return read_state(self.state)
 
+    def write(self, name: str | Path, *lines: bytes) -> Path:
+        """Write a file below the folder."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(lines))
+        return path
+
+    def use_oauth2(self, **entries: object) -> None:
+        """Get the tokens from a token endpoint with these settings."""
+        text = self.config.read_text().replace('token = { env = "INTAKE_TOKEN" }\n', "").partition("[intake.oauth2]")[0]
+        settings = "".join(f"{key} = {toml_value(value)}\n" for key, value in entries.items())
+        self.config.write_text(f"{text}[intake.oauth2]\n{settings}")
+
     def environment(self) -> dict[str, str]:
         """The test's environment without anything that could be a setting, plus this shipper's."""
         kept = {
@@ -428,6 +466,17 @@ class Shipper:
         if not configured:
             del environment["SHIPPER__INTAKE__BASE_URL"]
         return words, {**environment, **(env or {})}
+
+    def shell(self, line: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+        """Run a line of bash that calls `shipper`."""
+        own = {"PATH": f"{SHIPPER.parent}:{os.environ['PATH']}", "SHIPPER_CONFIG": str(self.config)}
+        return subprocess.run(
+            ["bash", "-c", line],
+            capture_output=True,
+            timeout=60,
+            env=self.environment() | own | variables,
+            cwd=self.folder,
+        )
 
     def start(
         self,
@@ -481,9 +530,15 @@ class Shipper:
     def backfill(self, *paths: str | Path, **options: Any) -> Result:
         return self.run("backfill", *paths, "--summary", "json", **options)
 
-    def pipe(self, data: bytes | None = None, **options: Any) -> Result:
-        """Run `shipper pipe` with these bytes piped in; None = /dev/null."""
-        return self.run("pipe", "--summary", "json", data=data, **options)
+    def pipe(self, *lines: bytes, **options: Any) -> Result:
+        """Run `shipper pipe` with these lines piped in; none = /dev/null."""
+        return self.run("pipe", "--summary", "json", data=b"".join(lines) if lines else None, **options)
+
+    def open_pipe(self, *lines: bytes, **options: Any) -> Running:
+        """Start `shipper pipe`, write these lines to its standard input, and leave that open."""
+        running = self.start("pipe", "--summary", "json", stdin=subprocess.PIPE, **options)
+        running.feed(*lines)
+        return running
 
 
 # The service ------------------------------------------------------------------------------------------------------
@@ -524,7 +579,8 @@ class Service:
         return self._client.get("/_sandbox/event-ids").raise_for_status().text.split()
 
     def holds(self, ids: Iterable[str]) -> bool:
-        return set(ids) <= set(self.event_ids())
+        wanted = set(ids)
+        return self.stored >= len(wanted) and wanted <= set(self.event_ids())
 
     def event(self, wanted: str) -> dict[str, Any]:
         return self._client.get(f"/_sandbox/events/{wanted}").raise_for_status().json()

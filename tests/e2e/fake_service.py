@@ -20,7 +20,7 @@ from tests.e2e.driver import Target
 _HANG_LIMIT_S = 60
 
 
-Fault = Literal["", "early", "hang", "reset", "store_and_reset", "truncate", "stall", "trickle", "close"]
+Fault = Literal["", "hang", "reset", "store_and_reset", "truncate", "stall", "trickle", "close"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,6 @@ class Reply:
 
     Attributes:
         fault: An additional fault.
-            `early`: the answer is sent before the body is read, and the connection is closed.
             `hang`: no answer until `FakeService.release`.
             `reset`: the connection is reset before anything is stored.
             `store_and_reset`: it is reset after the events are stored, so the answer is lost.
@@ -133,6 +132,9 @@ class FakeService:
         """The EventIds of the stored bodies, or of `bodies`, in order and with repeats."""
         return [event["EventId"] for body in (self.stored if bodies is None else bodies) for event in events_of(body)]
 
+    def holds(self, ids: Iterable[str]) -> bool:
+        return set(ids) <= set(self.event_ids())
+
     # Called by the handlers in their threads-------------------------------------------------------------------------
 
     def arrived(self, headers: Message, body: bytes) -> Reply:
@@ -147,12 +149,6 @@ class FakeService:
             with self._lock:
                 self.stored.append(body)
         return reply
-
-    def peek_is_early(self) -> bool:
-        """Return whether the next request must not be read; if so, consume its plan."""
-        with self._lock:
-            is_early = bool(self._planned) and self._planned[0].fault == "early"
-            return is_early and bool(self._planned.pop(0))
 
     def _next(self) -> Reply:
         if self._planned:
@@ -225,10 +221,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         service = self.server.service
-        if service.peek_is_early():
-            self._answer(Reply(status=503))
-            self.close_connection = True
-            return
         length = int(self.headers["Content-Length"])
         body = self.rfile.read(length)
         if len(body) < length:  # the sender was killed while sending

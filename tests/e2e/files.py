@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from tests.tools import tool
 
 if TYPE_CHECKING:  # imports this module
     from tests.e2e.conftest import Sample
+    from tests.e2e.fake_service import FakeService
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -38,13 +39,9 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def append(path: Path, lines: list[bytes]) -> None:
+def append(path: Path, *lines: bytes) -> None:
     with path.open("ab") as out:
         out.writelines(lines)
-
-
-def wait_for_events(running: Running, service: Service, ids: list[str]) -> None:
-    running.wait_until(lambda: service.stored >= len(ids) and service.holds(ids), f"{len(ids)} events", limit_s=60)
 
 
 def log_lines(running: Running | Result, event: str, path: Path | None = None) -> list[dict[str, Any]]:
@@ -118,36 +115,60 @@ class Tail:
     Attributes:
         folder: The folder of the files.
         file: The file that the application writes.
+        service: Where the records arrive.
+        written: The end of the lines that were appended last.
         running: The latest process.
     """
+
+    service: Service | FakeService
 
     def __init__(self, shipper: Shipper, service: Service, sample: Sample) -> None:
         self.folder = shipper.folder / "logs"
         self.folder.mkdir()
         self.file = self.folder / "app.ndjson"
         self.sample = sample
+        self.service = service
+        self.written = 0
         self.running: Running = None  # type: ignore[assignment]
         self._shipper = shipper
-        self._service = service
+        self._settings_file = shipper.config.read_text()
 
     def append(self, start: int, end: int, to: str | Path = "app.ndjson") -> Path:
         """Append lines `start` to `end` of the sample to a file."""
         path = self.folder / to
-        with path.open("ab") as out:
-            out.write(b"".join(self.sample.lines[start:end]))
+        append(path, *self.sample.lines[start:end])
+        self.written = end
         return path
 
-    def start(self, include: str | Sequence[str] = "app.ndjson*", **options: Any) -> Running:
+    def deliver(self, count: int) -> None:
+        """Append the next lines, and wait until all lines so far have arrived."""
+        self.append(self.written, self.written + count)
+        self.wait(self.written)
+
+    def configure(self, include: str = "app.ndjson", text: str = "") -> None:
+        """Write a glob in the folder, and other settings, into the settings file, which may be loaded again."""
+        glob = f'[input]\ninclude = ["{self.folder}/{include}"]\n'
+        self._shipper.config.write_text(self._settings_file + glob + text)
+
+    def start(
+        self,
+        include: str | Sequence[str] | None = "app.ndjson*",
+        *,
+        settings: Mapping[str, object] | None = None,
+        **options: Any,
+    ) -> Running:
         """
         Start the shipper on globs in the folder.
 
         Args:
+            include: None = as configured.
             options: As for `Shipper.start`, and settings such as `input__start="end"`.
         """
-        patterns = [include] if isinstance(include, str) else include
-        settings = {key.replace("__", "."): options.pop(key) for key in list(options) if "__" in key}
-        settings["input.include"] = json.dumps([str(self.folder / pattern) for pattern in patterns])
-        self.running = self._shipper.start("run", settings={**QUICK, **settings}, **options)
+        named = {key.replace("__", "."): options.pop(key) for key in list(options) if "__" in key}
+        if include is not None:
+            patterns = [include] if isinstance(include, str) else include
+            named["input.include"] = json.dumps([str(self.folder / pattern) for pattern in patterns])
+        self.running = self._shipper.start("run", settings={**QUICK, **(settings or {}), **named}, **options)
         return self.running
 
     def ids(self, wanted: int | Iterable[int]) -> list[str]:
@@ -156,17 +177,15 @@ class Tail:
     def wait(self, wanted: int | Iterable[int], *, limit_s: float = 60) -> None:
         """Wait until these lines have arrived; a number means the first lines of the sample."""
         ids = set(self.ids(wanted))
-        self.running.wait_until(
-            lambda: self._service.stored >= len(ids) and self._service.holds(ids), f"{len(ids)} events", limit_s=limit_s
-        )
+        self.running.wait_until(lambda: self.service.holds(ids), f"{len(ids)} events", limit_s=limit_s)
 
     def stop(self, wanted: int | Iterable[int], *, dead_lettered: int = 0) -> Result:
         """Stop with SIGTERM; assert exit code 0 and that exactly these lines were read and sent, each once."""
         result = self.running.stop()
         assert result.returncode == 0, result.stderr
         ids = self.ids(wanted)
-        self._service.assert_holds_exactly(ids)
-        times = self._service.times_received()
+        self.service.assert_holds_exactly(ids)
+        times = self.service.times_received()
         assert times == dict.fromkeys(ids, 1), {key: count for key, count in times.items() if count != 1}
         state = self._shipper.read_state()
         assert state.duplicates == 0, f"{state.duplicates} records were read twice"

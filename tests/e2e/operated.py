@@ -1,4 +1,4 @@
-"""Operates a running shipper: rewrites its configuration, queries its admin address, and plays systemd."""
+"""Operates a running shipper: queries its admin address, and plays systemd."""
 
 from __future__ import annotations
 
@@ -11,28 +11,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.driver import QUICK, Running, Shipper
-
-
-class Start:
-    """
-    Starts `shipper run` with a configuration file that may be rewritten while it runs.
-
-    Args:
-        folder: The folder of the inputs.
-    """
-
-    def __init__(self, shipper: Shipper, folder: Path) -> None:
-        self._shipper = shipper
-        self._folder = folder
-        self._base = shipper.config.read_text()
-
-    def __call__(self, *, settings: dict[str, object] | None = None, **options: Any) -> Running:
-        self.write()
-        return self._shipper.start("run", settings={**QUICK, **(settings or {})}, **options)
-
-    def write(self, *, include: str = "a.ndjson", text: str = "") -> None:
-        self._shipper.config.write_text(f'{self._base}[input]\ninclude = ["{self._folder}/{include}"]\n{text}')
+from tests.e2e.driver import Running
 
 
 class Admin:

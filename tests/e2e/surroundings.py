@@ -9,6 +9,8 @@ import io
 import itertools
 import json
 import os
+import pty
+import re
 import resource
 import socket
 import struct
@@ -17,10 +19,10 @@ import termios
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.message import Message
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import pytest
 
@@ -135,6 +137,48 @@ def folder_snapshot(folder: Path, *, without: Iterable[str] = ()) -> dict[str, t
     }
 
 
+def site_of(folder: Path, code: str) -> dict[str, str]:
+    """Return the environment of a Python process that executes this code at startup."""
+    site = folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": str(site)}
+
+
+class Terminal:
+    """
+    A terminal that records its output.
+
+    Attributes:
+        descriptor: The end of the processes.
+        shown: The output so far; complete once the terminal is closed.
+    """
+
+    def __init__(self) -> None:
+        self._screen, self.descriptor = pty.openpty()
+        self.shown = b""
+        self._thread = threading.Thread(target=self._read)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
+        self._thread.join(10)
+        os.close(self._screen)
+
+    @property
+    def text(self) -> str:
+        """The output without colours."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.shown.decode(errors="replace"))
+
+    def _read(self) -> None:
+        with suppress(OSError):  # no process has the terminal open any more
+            while data := os.read(self._screen, 65_536):
+                self.shown += data
+
+
 # Standard input ---------------------------------------------------------------------------------------------------
 
 
@@ -160,6 +204,18 @@ def write_in_pieces(running: Running, pieces: Iterable[bytes]) -> None:
         running.stdin.write(piece)
         running.stdin.flush()
         running.wait_until(lambda: unread_bytes(running.stdin) == 0, "the piece is read")
+
+
+def feeding(running: Running, data: bytes) -> threading.Thread:
+    """Write everything from a thread: a pipe has little capacity, and its reader may block or be killed."""
+
+    def write() -> None:
+        with suppress(BrokenPipeError, ValueError):
+            running.feed(data)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    return thread
 
 
 def cut(data: bytes, places: Iterable[int]) -> list[bytes]:
@@ -201,6 +257,11 @@ class Lockstep(FakeService):
                     return super().arrived(headers, body)
             time.sleep(0.005)
         return RESET
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
 # Records ----------------------------------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import time
 from collections import Counter
 from email.message import Message
 from pathlib import Path
@@ -17,8 +15,7 @@ from tests.e2e.conftest import Sample
 from tests.e2e.driver import Shipper, Target
 from tests.e2e.fake_service import HANG, RESET, STORE_AND_RESET, WEB_PAGE, FakeService, Reply
 from tests.e2e.files import log_lines
-
-pytestmark = pytest.mark.usefixtures("ships_to_fake")
+from tests.e2e.surroundings import free_port
 
 # One sender, so that the order of the requests is known.
 ONE_SENDER = {
@@ -74,19 +71,6 @@ def test_a_request_is_retried_with_the_same_bytes_after_a_transient_failure(
     assert fake.arrived_at[failures] - fake.arrived_at[failures - 1] >= 1
 
 
-def test_an_error_sent_before_the_body_was_read_is_handled_like_any_other(
-    shipper: Shipper, fake: FakeService, sample: Sample
-):
-    fake.plan(Reply(fault="early"), Reply(fault="early"))
-    file = shipper.folder / "events.ndjson"
-    file.write_bytes(b"".join(sample.lines[:20_000]))
-    settings = {**ONE_SENDER, "batch.max_events": 20_000, "batch.max_bytes": 10_000_000}
-    result = shipper.backfill(file, settings=settings)
-    assert (result.returncode, result.counts()) == (0, (20_000, 20_000, 0, 0, 0))
-    assert result.summary["retries"] == 2
-    assert Counter(fake.event_ids()) == Counter(sample.ids[:20_000])
-
-
 REFUSALS = [
     (WEB_PAGE, "html_answer"),
     (Reply(status=403), "forbidden"),
@@ -138,8 +122,7 @@ def test_every_form_of_a_successful_answer_is_understood_and_nothing_is_accepted
     shipper: Shipper, sample: Sample
 ):
     events = EVENTS * len(SAMPLES)
-    file = shipper.folder / "events.ndjson"
-    file.write_bytes(b"".join(sample.lines[:events]))
+    file = shipper.write("events.ndjson", *sample.lines[:events])
     settings = {**ONE_SENDER, "batch.max_events": EVENTS, "batch.unique_consumers": False}
     with SampleService(SAMPLES) as service:
         shipper.target = service.target
@@ -181,38 +164,8 @@ def test_records_stay_pending_while_the_service_refuses_them_and_after_a_long_re
     assert Counter(fake.event_ids()) == Counter(sample.ids[:300])
 
 
-def test_records_stay_in_the_spool_while_the_service_refuses_them(
-    shipper: Shipper, fake: FakeService, sample: Sample, file: Path
-):
-    fake.default = WEB_PAGE
-    result = shipper.pipe(file.read_bytes(), settings=HASTY)
-    assert (result.returncode, result.counts()) == (4, (300, 0, 0, 0, 300))
-    assert result.summary["outcome"] == "gave_up"
-    assert_nothing_set_aside(shipper)
-    fake.default = Reply()
-    again = shipper.pipe()
-    assert (again.returncode, again.counts()) == (0, (300, 300, 0, 0, 0))
-    assert Counter(fake.event_ids()) == Counter(sample.ids[:300])
-
-
-def test_sigterm_during_a_backoff_retries_once_and_ends_in_time(shipper: Shipper, fake: FakeService, file: Path):
-    fake.default = Reply(status=503, headers={"Retry-After": "86400"})
-    settings = {**ONE_SENDER, "delivery.drain_timeout_seconds": 1.2}
-    running = shipper.start("backfill", file, "--summary", "json", settings=settings)
-    running.wait_for("retry_scheduled")
-    before = fake.requests
-    started = time.monotonic()
-    result = running.stop(limit_s=15)
-    assert time.monotonic() - started < 10
-    assert fake.requests > before, "it did not retry"
-    assert (result.returncode, result.summary["outcome"]) == (4, "aborted")
-    assert result.counts() == (300, 0, 0, 0, 300)
-    assert_nothing_set_aside(shipper)
-
-
 def test_everything_is_delivered_to_a_service_that_starts_later(shipper: Shipper, sample: Sample, file: Path):
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
+    port = free_port()
     shipper.target = Target(f"http://127.0.0.1:{port}", "key", "token")
     settings = {
         "input.include": f'["{file}"]',
@@ -232,8 +185,7 @@ def test_an_answer_keeps_its_meaning_if_it_happens_to_contain_a_secret(
     key: str, shipper: Shipper, fake: FakeService, sample: Sample
 ):
     shipper.target = fake.target._replace(subscription_key=key, token="t")
-    file = shipper.folder / "three.ndjson"
-    file.write_bytes(b"".join(sample.lines[:3]))
+    file = shipper.write("three.ndjson", *sample.lines[:3])
     fake.default = Reply(status=200, body=b'{"success":false,"stored":0,"test":true}')
     denied = shipper.run("backfill", file, "--summary", "json", settings=HASTY)
     assert (denied.returncode, denied.summary["accepted"], denied.summary["pending"]) == (4, 0, 3)

@@ -17,8 +17,9 @@ import pytest
 from shipper.sources.discovery import FoundFile, Patterns
 from tests.e2e import warm_start
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Service, Shipper, changed, event_id
+from tests.e2e.driver import Service, Shipper, changed
 from tests.e2e.fake_service import HANG, FakeService, events_of
+from tests.e2e.files import append
 
 LARGE = 20_000  # more lines than are read ahead in batches of a hundred
 
@@ -28,15 +29,13 @@ def test_each_file_is_delivered_once_and_a_second_run_reads_only_appended_record
 ):
     """Files named twice, matched by globs and in folders; empty files and blank lines contain no records."""
     folder = shipper.folder / "exports" / "deeper"
-    folder.mkdir(parents=True)
     for number in range(4):
-        (folder / f"{number}.ndjson").write_bytes(b"".join(sample.lines[number * 100 : number * 100 + 100]))
+        shipper.write(folder / f"{number}.ndjson", *sample.lines[number * 100 : number * 100 + 100])
     (folder / "empty.ndjson").touch()
     (folder / "blank.ndjson").write_bytes(b"\n \r\n\t\n")
     crlf = b"\xef\xbb\xbf" + b"".join(line.replace(b"\n", b"\r\n\r\n") for line in sample.lines[400:450]).rstrip()
     (folder / "crlf.ndjson").write_bytes(crlf)
-    large = shipper.folder / "large.ndjson"
-    large.write_bytes(b"".join(sample.lines[450:10_000]))
+    large = shipper.write("large.ndjson", *sample.lines[450:10_000])
     files = ["exports", "exports/**/*.ndjson", folder / "0.ndjson", folder / "[3].ndjson", large]
     first = shipper.backfill(*files, settings={"batch.max_bytes": 50_000, "input.max_record_bytes": 10_000})
     assert (first.returncode, first.counts()) == (0, (10_000, 10_000, 0, 0, 0))
@@ -47,8 +46,7 @@ def test_each_file_is_delivered_once_and_a_second_run_reads_only_appended_record
         assert service.event(sample.ids[wanted])["raw"].encode() + b"\n" == sample.lines[wanted]
     assert large.stat().st_size in [checkpoint for *_, checkpoint in shipper.read_state().checkpoints]
 
-    with (folder / "0.ndjson").open("ab") as out:
-        out.writelines(sample.lines[10_000:10_020])
+    append(folder / "0.ndjson", *sample.lines[10_000:10_020])
     (folder / "0.ndjson").rename(folder / "renamed.ndjson")
     second = shipper.backfill("exports", large)
     assert (second.returncode, second.counts()) == (0, (20, 20, 0, 0, 0))
@@ -57,10 +55,8 @@ def test_each_file_is_delivered_once_and_a_second_run_reads_only_appended_record
 
 
 def test_the_first_sigterm_drains_and_the_next_run_resumes(shipper: Shipper, fake: FakeService, sample: Sample):
-    shipper.target = fake.target
     fake.plan(HANG)
-    file = shipper.folder / "large.ndjson"
-    file.write_bytes(b"".join(sample.lines[:LARGE]))
+    file = shipper.write("large.ndjson", *sample.lines[:LARGE])
     settings = {"delivery.concurrency": 1, "batch.max_events": 100}
     running = shipper.start("backfill", file, "--summary", "json", settings=settings)
     running.wait_until(lambda: fake.requests, "a first request")
@@ -82,7 +78,6 @@ def test_the_first_sigterm_drains_and_the_next_run_resumes(shipper: Shipper, fak
 def test_duplicates_are_counted_and_no_body_contains_an_event_or_a_consumer_twice(
     shipper: Shipper, fake: FakeService, sample: Sample, rng: Random
 ):
-    shipper.target = fake.target
     lines = sample.lines[:3000]
     lines[::3] = [changed(line, ConsumerID=rng.choice((77, 78))) for line in lines[::3]]
     mixed = [(float(index), line) for index, line in enumerate(lines)]
@@ -90,8 +85,7 @@ def test_duplicates_are_counted_and_no_body_contains_an_event_or_a_consumer_twic
     # Records with the same EventId and other content are the same event, too.
     repeats[:100] = [(index, changed(line, Username="somebody_else")) for index, line in repeats[:100]]
     mixed += [(rng.uniform(index, len(lines)) + 0.5, line) for index, line in repeats]
-    file = shipper.folder / "repeats.ndjson"
-    file.write_bytes(b"".join(line for _, line in sorted(mixed)))
+    file = shipper.write("repeats.ndjson", *(line for _, line in sorted(mixed)))
 
     result = shipper.backfill(file, settings={"batch.max_events": 100})
     assert (result.returncode, result.counts()) == (0, (3500, 3000, 0, 500, 0))
@@ -102,26 +96,6 @@ def test_duplicates_are_counted_and_no_body_contains_an_event_or_a_consumer_twic
             assert len(values) == len(set(values)), name
     held = sum(event["ConsumerID"] in {77, 78} for body in fake.bodies for event in events_of(body))
     assert held == 1000, "the case did not occur"
-
-
-def test_a_duplicate_in_another_file_is_pending_while_its_event_is_pending(
-    shipper: Shipper, fake: FakeService, sample: Sample
-):
-    """The first record is not accepted when the second is read, and may be refused."""
-    shipper.target = fake.target
-    fake.default = HANG
-    for name in ("a", "b"):
-        (shipper.folder / f"{name}.ndjson").write_bytes(b"".join(sample.lines[:20]))
-    arguments = ("backfill", "a.ndjson", "b.ndjson", "--summary", "json")
-    settings = {"batch.linger_seconds": 0, "state.commit_interval_seconds": 0.01, "delivery.drain_timeout_seconds": 0.2}
-    running = shipper.start(*arguments, settings=settings)
-    running.wait_until(lambda: fake.requests, "the first file was sent")
-    assert running.stop().counts()[1:4] == (0, 0, 0)
-    assert shipper.read_state().read == 0
-    fake.release()
-    result = shipper.run(*arguments)
-    assert (result.returncode, result.counts()) == (0, (40, 20, 0, 20, 0))
-    assert set(fake.event_ids()) == set(sample.ids[:20])
 
 
 def test_an_oversized_line_takes_no_memory_and_affects_no_other_record(
@@ -148,67 +122,21 @@ def test_an_oversized_line_takes_no_memory_and_affects_no_other_record(
     assert result.peak_bytes < 150 << 20, "the line of 64 MB was held in memory"
 
 
-def test_a_line_is_sent_byte_for_byte_even_if_it_is_longer_than_a_read(
-    shipper: Shipper, service: Service, sample: Sample
-):
-    """With blanks, another order of fields, escapes and other alphabets."""
-    documents = [json.loads(line) for line in sample.lines[:4]]
-    documents[1]["Username"] = "Ζαχαρίας 🎲\u2028"
-    documents[2]["Username"] = 'a"b\\c\n\x7f'
-    lines = [
-        b"  " + json.dumps(documents[0], indent=None, separators=(" ,\t", " : ")).encode() + b"\t ",
-        json.dumps(documents[1], ensure_ascii=False).encode(),
-        json.dumps(documents[2], sort_keys=True).encode().replace(b"Verified", rb"V\u0065rified"),
-        changed(sample.lines[4], Username="x" * 3_000_000).strip(),
-        json.dumps(dict(reversed(documents[3].items()))).encode(),
-    ]
-    file = shipper.folder / "events.ndjson"
-    file.write_bytes(b"\r\n".join(lines))
-    settings = {"input.max_record_bytes": 4_000_000, "batch.max_bytes": 5_000_000}
-    result = shipper.backfill(file, settings=settings)
-    assert (result.returncode, result.counts()) == (0, (5, 5, 0, 0, 0))
-    for line in lines:
-        assert service.event(event_id(line))["raw"].encode() == line.strip()
-
-
-def test_duplicates_without_a_dedupe_window_and_records_of_one_consumer_are_sent_in_separate_bodies(
-    shipper: Shipper, fake: FakeService, sample: Sample
-):
-    shipper.target = fake.target
-    file = shipper.folder / "repeats.ndjson"
-    of_one = [changed(line, ConsumerID=1) for line in sample.lines[50:150]]
-    file.write_bytes(b"".join([*sample.lines[:50] * 3, *[sample.lines[0]] * 10, *of_one]))
-    settings = {"records.dedupe_window": 0, "delivery.concurrency": 1, "batch.max_events": 20}
-    result = shipper.backfill(file, settings=settings)
-    assert (result.returncode, result.counts()) == (0, (260, 260, 0, 0, 0))
-    sent = fake.event_ids()
-    once = dict.fromkeys(sample.ids[50:150], 1)
-    assert Counter(sent) == Counter({**dict.fromkeys(sample.ids[1:50], 3), sample.ids[0]: 13, **once})
-    assert [sent_id for sent_id in sent if sent_id in once] == sample.ids[50:150], "wrong order"
-    for body in fake.bodies:
-        for name in ("EventId", "ConsumerID"):
-            values = [event[name] for event in events_of(body)]
-            assert len(values) == len(set(values)), name
-    assert result.summary["batches"] >= 100
-
-
 def test_a_file_that_disappears_is_reported_and_the_others_are_delivered(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
-    shipper.target = fake.target
     fake.plan(HANG)
     names = ["a.ndjson", "b.ndjson", "c.ndjson"]
     # The first file is larger than the read-ahead, so the second is not open yet when it is deleted.
     for name, start, end in zip(names, (0, LARGE, LARGE + 10), (LARGE, LARGE + 10, LARGE + 20), strict=True):
-        (shipper.folder / name).write_bytes(b"".join(sample.lines[start:end]))
+        shipper.write(name, *sample.lines[start:end])
     settings = {"delivery.concurrency": 1, "batch.max_events": 100}
     running = shipper.start("backfill", *names, "--summary", "json", settings=settings)
     running.wait_until(lambda: fake.requests, "a first request")
     (shipper.folder / "b.ndjson").unlink()
     fake.release()
     result = running.finish()
-    assert result.returncode == 4
-    assert "b.ndjson" in result.stderr
+    result.assert_ended(4, "b.ndjson")
     assert result.counts() == (LARGE + 10, LARGE + 10, 0, 0, 0)
     assert Counter(fake.event_ids()) == Counter(sample.ids[:LARGE] + sample.ids[LARGE + 10 : LARGE + 20])
 
@@ -219,10 +147,7 @@ def test_a_file_that_disappears_once_its_name_was_found_is_reported(
     options: list[str], code: int, shipper: Shipper, service: Service, sample: Sample, monkeypatch: pytest.MonkeyPatch
 ):
     """An application that writes under a temporary name renames the file at that moment."""
-    files = [shipper.folder / "exports" / name for name in ("a.ndjson", "b.ndjson.tmp")]
-    files[0].parent.mkdir()
-    for file in files:
-        file.write_bytes(sample.lines[0])
+    files = [shipper.write(f"exports/{name}", sample.lines[0]) for name in ("a.ndjson", "b.ndjson.tmp")]
     found = Patterns.find
 
     def find(patterns: Patterns) -> Iterator[FoundFile]:
@@ -232,25 +157,20 @@ def test_a_file_that_disappears_once_its_name_was_found_is_reported(
     monkeypatch.setattr(Patterns, "find", find)
     result = shipper.run("backfill", "exports", "--since", "2020-01-01", *options, check=False)
     assert not files[1].exists()
-    assert result.returncode == code
-    assert "b.ndjson.tmp" in result.stderr
-    assert "No such file" in result.stderr
+    result.assert_ended(code, "b.ndjson.tmp", "No such file")
     service.assert_holds_exactly(sample.ids[: 0 if options else 1])
 
 
 def test_again_is_refused_for_files(shipper: Shipper, service: Service, sample: Sample):
     """They would be skipped as read before, without a word about the option."""
-    file = shipper.folder / "one.ndjson"
-    file.write_bytes(sample.lines[0])
+    file = shipper.write("one.ndjson", sample.lines[0])
     result = shipper.run("backfill", file, "--again", "once", check=False)
-    assert result.returncode == 2
-    assert "--again is for kafka://" in result.stderr
+    result.assert_ended(2, "--again is for kafka://")
     service.assert_holds_exactly([])
 
 
 def test_startup_imports_nothing_that_the_command_does_not_need(shipper: Shipper, service: Service, sample: Sample):
-    file = shipper.folder / "one.ndjson"
-    file.write_bytes(sample.lines[0])
+    file = shipper.write("one.ndjson", sample.lines[0])
 
     def loaded(*command: str | Path) -> set[str]:
         result = shipper.run(*command, env={"PYTHONPROFILEIMPORTTIME": "1"})
@@ -293,7 +213,6 @@ def test_the_run_after_a_corrected_mapping_points_to_the_dead_letters(
     for _ in range(2):
         result = shipper.backfill(file, settings=MENDED)
         assert (result.returncode, result.counts()) == (0, (0, 0, 0, 0, 0)), "the letters are from another run"
-        assert result.summary
         assert result.summary["message"] == words
         assert words in result.stderr
     assert words in shipper.run("backfill", file, settings=MENDED).stderr
@@ -301,30 +220,24 @@ def test_the_run_after_a_corrected_mapping_points_to_the_dead_letters(
     service.assert_holds_exactly(sample.ids[:10])
     result = shipper.backfill(file, settings=MENDED)
     assert (result.returncode, result.counts()) == (0, (0, 0, 0, 0, 0))
-    assert result.summary
     assert result.summary["message"] == ""
     result = shipper.run("backfill", file, settings=MENDED)
     assert f"{file} was read to its end before, and it has nothing new" in result.stderr
 
 
-def test_a_correction_that_keeps_the_length_of_a_file_is_referred_to_the_export(
-    shipper: Shipper, service: Service, sample: Sample
-):
-    file = shipper.folder / "a.ndjson"
-    file.write_bytes(b"".join([*sample.lines[:50], changed(sample.lines[50], BrandID="x"), *sample.lines[51:100]]))
+def test_a_correction_that_keeps_the_length_of_a_file_is_referred_to_the_export(shipper: Shipper, sample: Sample):
+    file = shipper.write("a.ndjson", *sample.lines[:50], changed(sample.lines[50], BrandID="x"), *sample.lines[51:100])
     assert shipper.backfill(file).returncode == 3
     file.write_bytes(file.read_bytes().replace(b'"x"', b"123"))
     result = shipper.backfill(file)
-    assert result.summary
     assert "edit what shipper dead-letters export writes, and backfill that" in result.summary["message"]
 
 
 @pytest.mark.parametrize("how", ["in place", "by a new file"])
 def test_a_change_that_keeps_the_length_of_a_file_is_not_reported_as_nothing_new(
-    shipper: Shipper, service: Service, sample: Sample, how: str
+    shipper: Shipper, sample: Sample, how: str
 ):
-    file = shipper.folder / "a.ndjson"
-    file.write_bytes(b"".join(sample.lines[:100]))
+    file = shipper.write("a.ndjson", *sample.lines[:100])
     assert shipper.backfill(file).returncode == 0
     data = file.read_bytes().replace(sample.lines[50], sample.lines[50].replace(b"Verified", b"verified"))
     if how == "by a new file":
@@ -341,11 +254,10 @@ def test_a_change_that_keeps_the_length_of_a_file_is_not_reported_as_nothing_new
 
 @pytest.mark.parametrize("how", ["copied, as to another machine", "renamed", "renamed and touched"])
 def test_a_settled_file_whose_folder_is_elsewhere_is_delivered_once_a_backfill_has_found_it(
-    shipper: Shipper, service: Service, sample: Sample, how: str
+    shipper: Shipper, sample: Sample, how: str
 ):
     before, after = shipper.folder / "before", shipper.folder / "after"
-    before.mkdir()
-    (before / "a.ndjson").write_bytes(b"".join(sample.lines[:100]))
+    shipper.write("before/a.ndjson", *sample.lines[:100])
     assert shipper.backfill("before/a.ndjson").returncode == 0
     if how.startswith("copied"):
         shutil.copytree(before, after)
@@ -370,32 +282,29 @@ def test_a_single_dead_letter_of_an_earlier_run_is_mentioned_in_the_singular(shi
 
 
 def test_dead_letters_of_earlier_runs_are_mentioned_for_files_that_have_grown_and_for_many_files(
-    shipper: Shipper, service: Service, sample: Sample
+    shipper: Shipper, sample: Sample
 ):
     own_csv(shipper, sample)
     own_csv(shipper, sample, "other.csv", slice(10, 20))
     assert shipper.backfill("own.csv", "other.csv").returncode == 3
     result = shipper.backfill("own.csv", "other.csv", settings=MENDED)
     assert (result.returncode, result.counts()) == (0, (0, 0, 0, 0, 0))
-    assert result.summary
     assert result.summary["message"] == (
         "2 files were read to their ends before; 20 of their records are dead letters; to send them again: shipper "
         "dead-letters replay"
     )
     grown = (shipper.folder / "own.csv").read_bytes()
     more = own_csv(shipper, sample, "more.csv", slice(20, 25)).read_bytes()
-    (shipper.folder / "own.csv").write_bytes(grown + more.partition(b"\n")[2])
+    shipper.write("own.csv", grown + more.partition(b"\n")[2])
     result = shipper.backfill("own.csv", settings=MENDED)
     assert (result.returncode, result.counts()) == (0, (5, 5, 0, 0, 0))
-    assert result.summary
     assert result.summary["message"] == (
         f"{shipper.folder}/own.csv was read in part before; 10 of its records are dead letters; "
         "to send them again: shipper dead-letters replay"
     )
     result = shipper.backfill("more.csv")
     assert (result.returncode, result.counts()) == (3, (5, 0, 5, 0, 0))
-    assert result.summary
     assert result.summary["message"] == "", "dead letters of this run are counted"
-    (shipper.folder / "good.ndjson").write_bytes(b"".join(sample.lines[30:40]))
+    shipper.write("good.ndjson", *sample.lines[30:40])
     result = shipper.backfill("good.ndjson")
     assert (result.returncode, result.counts()) == (0, (10, 10, 0, 0, 0)), "letters of other files are not counted"

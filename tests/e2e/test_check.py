@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 import subprocess
 from email.message import Message
@@ -15,6 +14,7 @@ from tests.e2e.conftest import Sample
 from tests.e2e.driver import SHIPPER, Service, Shipper
 from tests.e2e.fake_service import FakeService
 from tests.e2e.files import where_permissions_hold
+from tests.e2e.surroundings import Terminal
 
 WRONG = "c0ffee.wrong.secret"
 _ROW = re.compile(r"(ok|note|fail) +([a-z._:-]+)  +(\S.*)")
@@ -41,28 +41,17 @@ def test_text_and_json_agree_and_nothing_is_written(shipper: Shipper, service: S
     assert not shipper.state.exists()
 
 
-def test_output_on_a_terminal_has_colours_and_aligned_columns(shipper: Shipper, service: Service):
-    primary, secondary = os.openpty()
+def test_output_on_a_terminal_has_colours_and_aligned_columns(shipper: Shipper):
     environment = {**shipper.environment(), "TERM": "xterm-256color", "INTAKE_TOKEN": WRONG}
-    with subprocess.Popen(
-        [SHIPPER, "check", "--online", "--config", shipper.config],
-        stdout=secondary,
-        env=environment,
-        cwd=shipper.folder,
-        stdin=subprocess.DEVNULL,
-    ) as process:
-        os.close(secondary)
-        shown = b""
-        try:
-            while part := os.read(primary, 65_536):
-                shown += part
-        except OSError:  # the other end is closed
-            pass
-        assert process.wait(20) == 4
-    os.close(primary)
-    assert re.search(rb"\x1b\[[0-9;]*32mok", shown)
-    assert re.search(rb"\x1b\[[0-9;]*31mfail\x1b\[0m  intake:token", shown)
-    assert rows_of(re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()))
+    with Terminal() as terminal:
+        command = [SHIPPER, "check", "--online", "--config", shipper.config]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=terminal.descriptor, env=environment, cwd=shipper.folder
+        )
+    assert done.returncode == 4
+    assert re.search(rb"\x1b\[[0-9;]*32mok", terminal.shown)
+    assert re.search(rb"\x1b\[[0-9;]*31mfail\x1b\[0m  intake:token", terminal.shown)
+    assert rows_of(terminal.text)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +62,7 @@ def test_output_on_a_terminal_has_colours_and_aligned_columns(shipper: Shipper, 
 def test_the_request_of_check_equals_those_of_a_run(
     shipper: Shipper, fake: FakeService, sample: Sample, settings: dict[str, object]
 ):
-    shipper.target = fake.target
-    (shipper.folder / "events.ndjson").write_bytes(sample.lines[0])
+    shipper.write("events.ndjson", sample.lines[0])
     assert shipper.backfill("events.ndjson", settings=settings).returncode == 0
     assert shipper.run("check", "--online", settings=settings).returncode == 0
     shipped, asked = (_constant(headers) for headers in fake.headers)
@@ -88,8 +76,8 @@ def _constant(headers: Message) -> list[tuple[str, str]]:
     return [(name, "" if name in {"traceparent", "Content-Length"} else value) for name, value in headers.items()]
 
 
-def test_the_process_that_holds_the_state_directory_is_named(shipper: Shipper, service: Service):
-    holder = shipper.start("pipe", stdin=subprocess.PIPE)
+def test_the_process_that_holds_the_state_directory_is_named(shipper: Shipper):
+    holder = shipper.open_pipe()
     holder.wait_until((shipper.state / "state.db").exists, "it holds the state directory")
     told = shipper.run("check", "--online", "--json")
     assert (told.returncode, told.stderr) == (0, "")
@@ -97,8 +85,7 @@ def test_the_process_that_holds_the_state_directory_is_named(shipper: Shipper, s
     (what,) = (item["what"] for item in items if (item["name"], item["result"]) == ("state.directory", "note"))
     assert f"process {holder.pid} uses it" in what
     assert not holder.has_ended
-    holder.stdin.close()
-    assert holder.finish().returncode == 0
+    assert holder.end_input().returncode == 0
     assert re.search(r"^ok    state\.directory ", shipper.run("check").stdout, re.MULTILINE)
 
 

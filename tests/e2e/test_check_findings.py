@@ -191,7 +191,6 @@ def test_each_answer_is_reported_for_the_step_that_it_concerns(
     shipper: Shipper, fake: FakeService, intake: Case, report: Case | None
 ):
     """With two endpoints at once if there are two answers."""
-    shipper.target = fake.target
     fake.default = intake.reply
     settings = {"delivery.read_timeout_seconds": 0.3} if intake.reply is HANG else {}
     with Origin(*([report.reply] if report else ())) as origin:
@@ -210,7 +209,7 @@ def test_each_answer_is_reported_for_the_step_that_it_concerns(
     assert len(origin.requests) == (1 if report else 0)
 
 
-def test_refused_compression_is_a_remark(shipper: Shipper, service: Service):
+def test_refused_compression_is_a_remark(shipper: Shipper):
     checked = online(shipper, settings={"delivery.compression": "gzip"})
     assert (checked.code, checked.results()) == (0, {**GOOD, "compression": "note"})
     assert "delivery.compression" in checked.what("intake:compression")
@@ -250,7 +249,7 @@ def token_of(since_s: float, *, lifetime_s: float) -> str:
     return TokenIssuer(SandboxOptions(), clock=lambda: time.time() + since_s, rng=Random(1)).issue(lifetime_s)
 
 
-def test_an_expired_token_is_reported_with_its_age(shipper: Shipper, service: Service):
+def test_an_expired_token_is_reported_with_its_age(shipper: Shipper):
     shipper.target = shipper.target._replace(token=token_of(-3 * 86_400 - 120, lifetime_s=60))
     offline = check(shipper)
     assert offline.code == 0
@@ -416,13 +415,9 @@ def test_a_proxy_is_a_separate_step(shipper: Shipper, authority: trustme.CA, tru
 @pytest.fixture
 def granted(shipper: Shipper, service: Service) -> Shipper:
     """A shipper that gets its tokens from the token endpoint of the sandbox."""
-    shipper.config.write_text(
-        shipper.config.read_text().replace('token = { env = "INTAKE_TOKEN" }\n', "")
-        + "[intake.oauth2]\n"
-        + f'token_url = "{service.target.base_url}/oauth2/v2.0/token"\n'
-        + 'client_id = "sandbox-client"\nscope = "api://shipper-sandbox/.default"\n'
-        + 'client_secret = { env = "CLIENT_SECRET" }\n'
-    )
+    access = {"client_id": "sandbox-client", "scope": "api://shipper-sandbox/.default"}
+    token_url = f"{service.target.base_url}/oauth2/v2.0/token"
+    shipper.use_oauth2(token_url=token_url, client_secret={"env": "CLIENT_SECRET"}, **access)
     return shipper
 
 
@@ -444,10 +439,7 @@ def test_a_refusal_of_the_token_endpoint_is_reported_with_a_solution(granted: Sh
     assert service.counts()["requests"] == 0
 
 
-def test_a_refused_token_of_the_endpoint_is_not_blamed_on_a_missing_setting(
-    granted: Shipper, service: Service, fake: FakeService
-):
-    granted.target = fake.target
+def test_a_refused_token_of_the_endpoint_is_not_blamed_on_a_missing_setting(granted: Shipper, fake: FakeService):
     fake.default = Reply(status=401, body=QUOTING)
     checked = online(granted, env={"CLIENT_SECRET": "sandbox-client-secret"})
     assert checked.failed() == ["intake:token"]
@@ -455,8 +447,7 @@ def test_a_refused_token_of_the_endpoint_is_not_blamed_on_a_missing_setting(
 
 
 def test_secrets_are_checked_at_their_sources(shipper: Shipper, service: Service):
-    secret = shipper.folder / "token"
-    secret.write_text(f"{shipper.target.token}\n")
+    secret = shipper.write("token", f"{shipper.target.token}\n".encode())
     secret.chmod(0o644)
     unset = {"intake.subscription_key": '{ env = "NOT_THERE" }'}
     file = {"intake.token": f'{{ file = "{secret}" }}'}
@@ -526,7 +517,7 @@ def test_a_report_is_requested_for_its_account(reporting: Shipper, service: Serv
     assert service.counts()["events_received"] == 0
 
 
-def test_only_one_endpoint_is_checked_on_request(reporting: Shipper, shipper: Shipper):
+def test_only_one_endpoint_is_checked_on_request(reporting: Shipper):
     checked = online(reporting, "--only", "intake")
     assert (checked.code, checked.results(), checked.results("report")) == (0, GOOD, {})
     assert not [item for item in checked.items if item["name"].startswith("report")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import lzma
 import shutil
 import subprocess
@@ -19,7 +18,8 @@ from tests.e2e import files
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import QUICK, Result, Service, Shipper
 from tests.e2e.fake_service import HANG, OK, FakeService
-from tests.e2e.files import Tail, warnings_of, zstd
+from tests.e2e.files import Tail, append, warnings_of, zstd
+from tests.e2e.surroundings import csv_of, documents
 
 # The default preset of xz takes ten times as long, and without a checksum zstd may not detect corruption. Archives by
 # the system's tools are read in another test.
@@ -40,8 +40,7 @@ def assert_named(result: Result, path: Path) -> None:
 
 def archive(shipper: Shipper, suffix: str, *parts: bytes) -> Path:
     """Write `SUFFIX.log` with a member for each part."""
-    path = shipper.folder / f"{suffix}.log"
-    path.write_bytes(b"".join(map(COMPRESSIONS[suffix], parts)))
+    path = shipper.write(f"{suffix}.log", *map(COMPRESSIONS[suffix], parts))
     return path
 
 
@@ -65,8 +64,6 @@ def test_archives_of_several_members_are_delivered_once(shipper: Shipper, servic
 
 def test_an_archive_is_read_whatever_its_writer_name_and_content(shipper: Shipper, service: Service, sample: Sample):
     """Written by the system's tools; with misleading suffixes; with padding; in any record format."""
-    folder = shipper.folder / "archives"
-    folder.mkdir()
     contents: dict[str, bytes] = {}
     ids: list[str] = []
 
@@ -93,8 +90,8 @@ def test_an_archive_is_read_whatever_its_writer_name_and_content(shipper: Shippe
     good = lines(1)
     contents["bad.xz"] = COMPRESSIONS["xz"](b'{"bad": 1}\n' + good + b"{}\n")
     for name, content in contents.items():
-        (folder / name).write_bytes(content)
-    result = shipper.backfill(folder)
+        shipper.write(f"archives/{name}", content)
+    result = shipper.backfill("archives")
     assert (result.returncode, result.counts()) == (3, (len(ids) + 2, len(ids), 2, 0, 0))
     service.assert_holds_exactly(ids)
     letters = {(letter.raw, letter.start_offset) for letter in shipper.read_state().dead_letters}
@@ -102,15 +99,13 @@ def test_an_archive_is_read_whatever_its_writer_name_and_content(shipper: Shippe
 
 
 def test_reading_resumes_in_every_archive_after_kills_of_run_and_backfill(
-    shipper: Shipper, service: Service, fake: FakeService, sample: Sample, rng: Random
+    tail: Tail, shipper: Shipper, service: Service, fake: FakeService, sample: Sample, rng: Random
 ):
     """Archives of 1.4 MB, some of whose members end within a line; they are read one after the other."""
-    tail = Tail(shipper, service, sample)
     for number, suffix in enumerate(COMPRESSIONS):
         data = b"".join(sample.lines[number * 4000 : number * 4000 + 4000])
         members = (data[n : n + 500_000] for n in range(0, len(data), 500_000))
         (tail.folder / suffix).write_bytes(b"".join(map(COMPRESSIONS[suffix], members)))
-    shipper.target = fake.target
     settings = {**QUICK, "batch.max_events": 200, "batch.linger_seconds": 5, "delivery.concurrency": 1}
     following = {"input.include": f'["{tail.folder}/*"]'}
     killed_at = [0, *(20 * number + rng.randrange(5, 10) for number in range(4)), 72]  # batches; each archive has 20
@@ -152,7 +147,7 @@ def test_whole_lines_of_truncated_archives_are_delivered_and_the_rest_once_the_a
         path = archive(shipper, suffix, *(b"".join(lines[start : start + 50]) for start in range(0, 600, 50)))
         wholes[path] = path.read_bytes()
         path.write_bytes(wholes[path][: len(wholes[path]) * 6 // 10])
-    (shipper.folder / "plain.log").write_bytes(b"".join(sample.lines[3000:3010]))
+    shipper.write("plain.log", *sample.lines[3000:3010])
     cut = shipper.backfill(shipper.folder / "*.log")
     for path in wholes:
         assert_named(cut, path)
@@ -179,32 +174,6 @@ def test_whole_lines_of_truncated_archives_are_delivered_and_the_rest_once_the_a
     assert service.times_received() == dict.fromkeys(sample.ids[:2400] + sample.ids[3000:3010], 1)
 
 
-def test_intact_lines_of_corrupt_archives_are_delivered_and_the_archives_are_reported(
-    shipper: Shipper, service: Service, sample: Sample
-):
-    flipped: list[Path] = []
-    whole = sample.ids[9000:9010]
-    for number, suffix in enumerate(COMPRESSIONS):
-        first = 500 * number
-        good, other = (COMPRESSIONS[suffix](b"".join(sample.lines[n : n + 250])) for n in (first, first + 250))
-        middle = len(other) // 2
-        wrong = bytes(byte ^ 0x55 for byte in other[middle : middle + 64])
-        flipped.append(archive(shipper, suffix))
-        flipped[-1].write_bytes(good + other[:middle] + wrong + other[middle + 64 :] + good)
-        whole += sample.ids[first : first + 250]
-    (shipper.folder / "plain.log").write_bytes(b"".join(sample.lines[9000:9010]))
-    # Corruption may produce more consecutive bad lines than `records.mistake_limit`.
-    result = shipper.backfill(shipper.folder / "*.log", settings={"records.mistake_limit": 0})
-    for path in flipped:
-        assert_named(result, path)
-    # A checksum reveals the corruption only after some data, possibly garbage, has been read: in gzip it is at the very
-    # end.
-    assert service.holds(whole)
-    times = service.times_received()
-    assert {times[event_id] for event_id in whole} == {1}
-    assert {Path(letter.path) for letter in shipper.read_state().dead_letters} <= set(flipped)
-
-
 def test_decompression_bombs_take_no_memory_and_affect_no_other_record(
     shipper: Shipper, service: Service, sample: Sample
 ):
@@ -215,8 +184,7 @@ def test_decompression_bombs_take_no_memory_and_affect_no_other_record(
         line, blanks = b"x" * 10_000_000, (b" " * 999 + b"\n") * 10_000
         packed = {part: COMPRESSIONS[suffix](part) for part in (line, blanks)}
         parts = [COMPRESSIONS[suffix](first), *[packed[line]] * count, *[packed[blanks]] * (count // 4)]
-        path = shipper.folder / f"{suffix}.log"
-        path.write_bytes(b"".join([*parts, COMPRESSIONS[suffix](last)]))
+        path = shipper.write(f"{suffix}.log", *parts, COMPRESSIONS[suffix](last))
         assert path.stat().st_size < 1_000_000
     result = shipper.backfill(shipper.folder / "*.log", fresh=True)
     assert (result.returncode, result.counts()) == (3, (12, 8, 4, 0, 0))
@@ -226,11 +194,8 @@ def test_decompression_bombs_take_no_memory_and_affect_no_other_record(
 
 
 @pytest.mark.long
-def test_the_memory_for_decompressed_data_does_not_grow_with_the_number_of_archives(
-    shipper: Shipper, service: Service, sample: Sample
-):
+def test_the_memory_for_decompressed_data_does_not_grow_with_the_number_of_archives(tail: Tail, sample: Sample):
     """The archives are read in turn, a megabyte at a time."""
-    tail = Tail(shipper, service, sample)
     blanks = gzip.compress((b" " * 1023 + b"\n") * (2 << 10))
     for number in range(100):
         (tail.folder / f"{number}.gz").write_bytes(blanks + gzip.compress(sample.lines[number]))
@@ -239,33 +204,17 @@ def test_the_memory_for_decompressed_data_does_not_grow_with_the_number_of_archi
     assert tail.stop(100).peak_bytes < 90 << 20
 
 
-@pytest.mark.long
-def test_the_memory_for_windows_does_not_grow_with_the_number_of_archives(
-    shipper: Shipper, service: Service, sample: Sample
-):
-    """Each contains blank lines that fill its window, followed by a record."""
-    tail = Tail(shipper, service, sample)
-    options = {zstd.CompressionParameter.compression_level: 1, zstd.CompressionParameter.window_log: 26}
-    for number in range(3):
-        data = (b" " * 1023 + b"\n") * (66 << 10) + sample.lines[number]
-        (tail.folder / f"{number}.zst").write_bytes(zstd.compress(data, options=options))
-    tail.start("*.zst", fresh=True)
-    tail.wait(3, limit_s=60)
-    result = tail.stop(3)
-    assert result.peak_bytes < 200 << 20
-    assert "source_unreadable" not in result.stderr
-
-
-def test_archives_that_appear_in_the_folder_are_read_to_their_end(shipper: Shipper, service: Service, sample: Sample):
-    tail = Tail(shipper, service, sample)
+def test_archives_that_appear_in_the_folder_are_read_to_their_end(tail: Tail, shipper: Shipper, sample: Sample):
     tail.start("*")
     for number, suffix in enumerate(COMPRESSIONS):
         new = archive(shipper, suffix, b"".join(sample.lines[number * 300 : number * 300 + 300]))
         new.rename(tail.folder / new.name)
         tail.wait(number * 300 + 300)
     for number, suffix in enumerate(COMPRESSIONS):  # a log flushed as members
-        with (tail.folder / f"{suffix}.log").open("ab") as out:
-            out.write(COMPRESSIONS[suffix](b"".join(sample.lines[1200 + number * 10 : 1210 + number * 10])))
+        append(
+            tail.folder / f"{suffix}.log",
+            COMPRESSIONS[suffix](b"".join(sample.lines[1200 + number * 10 : 1210 + number * 10])),
+        )
     tail.wait(1240)
     result = tail.stop(1240)
     assert [line for line in result.stderr.splitlines() if '"level":"warning"' in line] == []
@@ -286,7 +235,7 @@ def test_a_file_or_archive_that_is_rewritten_in_place_is_read_from_its_start(
         before = sent
         for name, (suffix, count) in contents.items():
             data = b"".join(sample.lines[sent : sent + count])
-            (shipper.folder / name).write_bytes(COMPRESSIONS[suffix](data) if suffix else data)
+            shipper.write(name, COMPRESSIONS[suffix](data) if suffix else data)
             sent += count
         count = sent - before
         assert shipper.backfill("plain", "export", "other").counts() == (count, count, 0, 0, 0)
@@ -300,25 +249,22 @@ def test_reading_resumes_in_files_that_were_compressed_between_two_backfills(
         return b"".join(sample.lines[number * 500 : number * 500 + count])
 
     for number, suffix in enumerate(COMPRESSIONS):
-        (shipper.folder / f"{suffix}.ndjson").write_bytes(lines(number, 300))
+        shipper.write(f"{suffix}.ndjson", lines(number, 300))
     assert shipper.backfill("*.ndjson").counts() == (1200, 1200, 0, 0, 0)
     for number, suffix in enumerate(COMPRESSIONS):
         archive(shipper, suffix, lines(number, 400))
         (shipper.folder / f"{suffix}.ndjson").unlink()
     assert shipper.backfill(shipper.folder / "*.log").counts() == (400, 400, 0, 0, 0)
     for number, suffix in enumerate(COMPRESSIONS):  # and decompressed again, which also resumes
-        (shipper.folder / f"{suffix}.ndjson").write_bytes(lines(number, 450))
+        shipper.write(f"{suffix}.ndjson", lines(number, 450))
         (shipper.folder / f"{suffix}.log").unlink()
     assert shipper.backfill("*.ndjson").counts() == (200, 200, 0, 0, 0)
     wanted = [event_id for number in range(4) for event_id in sample.ids[number * 500 : number * 500 + 450]]
     assert service.times_received() == dict.fromkeys(wanted, 1)
 
 
-def test_a_record_split_between_members_waits_for_its_rest_across_restarts(
-    shipper: Shipper, service: Service, sample: Sample
-):
+def test_a_record_split_between_members_waits_for_its_rest_across_restarts(tail: Tail, sample: Sample):
     """Logs flushed as members whenever a buffer is full, and idle in between for longer than any wait."""
-    tail = Tail(shipper, service, sample)
     names = [f"{form}.{suffix}" for form in ("ndjson", "csv", "batch") for suffix in COMPRESSIONS]
     contents = {
         name: written_as(name.partition(".")[0], sample.lines[number * 20 : number * 20 + 20])
@@ -330,8 +276,7 @@ def test_a_record_split_between_members_waits_for_its_rest_across_restarts(
     quiet = []
     for number, (start, end) in enumerate(pairwise((0, 20, 1000, 1100, 2000, 100_000))):
         for name, data in contents.items():
-            with (tail.folder / name).open("ab") as out:
-                out.write(COMPRESSIONS[name.partition(".")[2]](data[start:end]))
+            append(tail.folder / name, COMPRESSIONS[name.partition(".")[2]](data[start:end]))
         # A complete object without newline is read once its archive has been idle; by then, earlier ones are read, too.
         quiet.append(count + number)
         (tail.folder / f"later.{number}").write_bytes(COMPRESSIONS["gz"](sample.lines[quiet[-1]].rstrip()))
@@ -348,6 +293,4 @@ def written_as(form: str, lines: list[bytes]) -> bytes:
         return b'{"EventType":"Acquisition","events":[' + b",".join(lines) + b"]}\n"
     if form == "ndjson":
         return b"".join(lines)
-    documents = [json.loads(line) for line in lines]
-    rows = [",".join(map(str, document.values())).encode() + b"\n" for document in documents]
-    return ",".join(documents[0]).encode() + b"\n" + b"".join(rows)
+    return csv_of(documents(lines))

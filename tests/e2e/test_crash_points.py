@@ -120,8 +120,7 @@ def test_a_crash_during_a_save_loses_nothing_and_repeats_only_unsaved_records(
     """Several processes crash in turn; every batch has a dead letter."""
     lines = [line for number in range(120) for line in ([BAD] * (number % BATCH == 0) + [sample.lines[number]])]
     ids, letters = sample.ids[:120], 12
-    file = shipper.folder / "events.ndjson"
-    file.write_bytes(b"".join(lines))
+    file = shipper.write("events.ndjson", *lines)
     arguments = {"backfill": ["backfill", file], "run": follow(shipper, file), "pipe": ["pipe"]}[command]
     account = Account(shipper, lockstep)
     before = State()
@@ -199,8 +198,7 @@ def test_a_crash_during_a_segment_operation_loses_no_spooled_record(
     held: set[str] = set()
     for number, (passing, point) in enumerate(product((1, 3), points), 1):
         own, before = sample.lines[number * 60 : number * 60 + 60], held.copy()
-        file = shipper.folder / f"{number}.ndjson"
-        file.write_bytes(b"".join(own))
+        file = shipper.write(f"{number}.ndjson", *own)
         with file.open("rb") as stdin:
             state = crash(shipper, point, passing, "pipe", stdin=stdin)
         account.note_crash(state)
@@ -213,7 +211,7 @@ def test_a_crash_during_a_segment_operation_loses_no_spooled_record(
             assert held - before == set(event_ids(kept)), f"{point}:{passing}: not the first lines of its input"
             segments = passing - (point == "spool.append")
             assert SEGMENT_BYTES * (segments - 1) < sum(map(len, kept)) <= SEGMENT_BYTES * segments
-    last = shipper.pipe(b"".join(sample.lines[:60]), settings=SETTINGS)
+    last = shipper.pipe(*sample.lines[:60], settings=SETTINGS)
     assert (last.returncode, last.counts()[4]) == (0, 0)
     held |= set(sample.ids[:60])
     account.assert_holds_exactly(held)
@@ -230,16 +228,13 @@ def test_a_crash_of_another_command_on_a_leftover_segment_loses_nothing(
     shipper: Shipper, lockstep: Lockstep, sample: Sample
 ):
     """First a run, then a backfill; each has its own file."""
-    data = shipper.folder / "input.ndjson"
-    data.write_bytes(b"".join(sample.lines[:60]))
+    data = shipper.write("input.ndjson", *sample.lines[:60])
     account = Account(shipper, lockstep)
     with data.open("rb") as stdin:
         account.note_crash(crash(shipper, "save.begin", 1, "pipe", stdin=stdin))
     assert len(spooled(shipper)) > 4
-    file = shipper.folder / "events.ndjson"
-    file.write_bytes(b"".join(sample.lines[60:80]))
-    other = shipper.folder / "events.ndjson.other"
-    other.write_bytes(b"".join(sample.lines[80:100]))
+    file = shipper.write("events.ndjson", *sample.lines[60:80])
+    other = shipper.write("events.ndjson.other", *sample.lines[80:100])
     run = follow(shipper, file)
     for point, arguments in (("spool.delete", run), ("spool.deleted", ["backfill", other])):
         account.note_crash(crash(shipper, point, 2, *arguments))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -16,11 +17,12 @@ import pytest
 import trustme
 
 from shipper.sandbox.options import CallLimit
-from tests.certificates import context_of
+from tests.certificates import asking, context_of, demanding
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Running, Service, Shipper, Target, changed, sandbox
-from tests.e2e.fake_service import OK, FakeService, Reply
-from tests.e2e.files import log_lines
+from tests.e2e.driver import Shipper, Target, changed, sandbox
+from tests.e2e.fake_service import FakeService, Reply
+from tests.e2e.files import Tail, log_lines
+from tests.e2e.surroundings import site_of
 from tests.servers import Origin, Proxy
 
 # Frequent probes, but not so frequent that an endpoint throttles them.
@@ -37,72 +39,8 @@ def replace(path: Path, secret: str) -> Path:
     return path
 
 
-def write(path: Path, lines: list[bytes]) -> Path:
-    path.write_bytes(b"".join(lines))
-    return path
-
-
-def use_oauth2(shipper: Shipper, access: Mapping[str, Any], **changes: str) -> None:
-    """Configure a token endpoint; a value in `changes` is TOML."""
-    secret = replace(shipper.folder / "client-secret", access["client_secret"])
-    entries = {
-        "token_url": f'"{access["token_url"]}"',
-        "client_id": f'"{access["client_id"]}"',
-        "client_secret": f'{{ file = "{secret}" }}',
-        "scope": f'"{access["scope"]}"',
-        **changes,
-    }
-    shipper.config.write_text(
-        '[intake]\nbase_url = "http://127.0.0.1:9"\nsubscription_key = { env = "INTAKE_KEY" }\n[intake.oauth2]\n'
-        + "".join(f"{key} = {value}\n" for key, value in entries.items())
-        + f'[state]\ndirectory = "{shipper.state}"\n'
-    )
-
-
-class Sidecar:
-    """`shipper run` on one file that is written in steps."""
-
-    def __init__(self, shipper: Shipper, sample: Sample, *arguments: str, **settings: object) -> None:
-        self._file = shipper.folder / "events.ndjson"
-        self._file.touch()
-        self._sample = sample
-        self._written = 0
-        changes = {key.replace("__", "."): value for key, value in settings.items()}
-        self.running: Running = shipper.start(
-            "run",
-            *arguments,
-            settings={
-                **QUICK,
-                "input.include": f'["{self._file}"]',
-                "input.poll_interval_seconds": 0.05,
-                "batch.linger_seconds": 0.01,
-                "batch.max_events": 10,
-                "delivery.concurrency": 4,
-                **changes,
-            },
-        )
-
-    @property
-    def ids(self) -> list[str]:
-        """The EventIds written so far."""
-        return self._sample.ids[: self._written]
-
-    def write(self, count: int = 10) -> None:
-        with self._file.open("ab") as out:
-            out.writelines(self._sample.lines[self._written : self._written + count])
-        self._written += count
-
-    def deliver(self, service: Service | FakeService, count: int = 10) -> None:
-        """Write lines and wait until all lines written are delivered."""
-        self.write(count)
-        self.wait(service)
-
-    def wait(self, service: Service | FakeService) -> None:
-        self.running.wait_until(lambda: set(self.ids) <= set(service.event_ids()), "all is delivered")
-
-    def stop(self) -> None:
-        """Stop; assert that nothing is pending or dead-lettered."""
-        assert self.running.stop().returncode == 0
+# Many small requests.
+BUSY = {**QUICK, "batch.linger_seconds": 0.01, "batch.max_events": 10, "delivery.concurrency": 4}
 
 
 def assert_no_loss(shipper: Shipper, records: int) -> None:
@@ -112,54 +50,9 @@ def assert_no_loss(shipper: Shipper, records: int) -> None:
 
 # Tokens from an endpoint ----------------------------------------------------------------------------------------------
 
-LIFETIME_S = 3
-REFRESH_S = 2.25  # a quarter of the lifetime is kept in reserve
-
-
-@pytest.mark.long
-def test_tokens_with_a_lifetime_of_three_seconds_are_renewed_in_time_under_load(
-    shipper: Shipper, sample: Sample, tmp_path: Path
-):
-    """Two at a time, one for each grant; a sandbox token may expire up to a second earlier than announced."""
-    records, rate = 2_000, 250
-    with sandbox(token_lifetime_seconds=LIFETIME_S, token_limit=MANY_CALLS) as service:
-        access = service.access()
-        with Shipper(tmp_path / "other", service.target) as other:
-            shipper.target = service.target
-            use_oauth2(shipper, access)
-            password = replace(other.folder / "password", access["password"])
-            use_oauth2(
-                other,
-                access,
-                grant='"password"',
-                username=f'"{access["username"]}"',
-                password=f'{{ file = "{password}" }}',
-            )
-            settings = {**QUICK, "batch.max_events": 25, "delivery.concurrency": 4}
-            settings["delivery.rate_limit_events_per_second"] = rate
-            file = write(tmp_path / "a.ndjson", sample.lines[:records])
-            other_file = write(tmp_path / "b.ndjson", sample.lines[records : 2 * records])
-            both = [
-                each.start("backfill", path, "--summary", "json", settings=settings)
-                for each, path in ((shipper, file), (other, other_file))
-            ]
-            results = [running.finish() for running in both]
-        for result in results:
-            assert (result.returncode, result.counts()) == (0, (records, records, 0, 0, 0))
-        service.assert_holds_exactly(sample.ids[: 2 * records])
-        requests = service.requests()
-    tokens = [request for request in requests if request["operation"] == "token"]
-    refused = [request for request in requests if request["status"] == 401]
-    seconds = requests[-1]["at"] - requests[0]["at"]
-    assert {token["status"] for token in tokens} == {200}
-    assert seconds > 2 * LIFETIME_S
-    assert 2 * (seconds // LIFETIME_S) <= len(tokens) <= 2 * (seconds / REFRESH_S + 2) + len(refused)
-    assert len(refused) <= 4 * len(tokens), "at most one request per sender and token"
-    assert sum(result.summary["retries"] for result in results) == len(refused)
-
 
 def test_delivery_waits_without_a_token_until_the_endpoint_works_and_the_client_secret_is_correct(
-    shipper: Shipper, sample: Sample
+    tail: Tail, shipper: Shipper
 ):
     """For every fault of the endpoint; then a wrong secret is named, and its replacement used without a restart."""
     faults: list[dict[str, Any]] = [
@@ -171,121 +64,95 @@ def test_delivery_waits_without_a_token_until_the_endpoint_works_and_the_client_
         service.set_faults({"operation": "token", **faults[0]})
         shipper.target = service.target
         access = service.access()
-        use_oauth2(shipper, {**access, "client_secret": "wrong"})
-        sidecar = Sidecar(shipper, sample)
-        sidecar.write()
+        secret = replace(shipper.folder / "client-secret", "wrong")
+        entries = {key: access[key] for key in ("token_url", "client_id", "scope")}
+        shipper.use_oauth2(**entries, client_secret={"file": str(secret)})
+        tail.service = service
+        tail.append(0, 10)
+        running = tail.start(settings=BUSY)
         for fault in faults:
             service.set_faults({"operation": "token", **fault})
-            sidecar.running.wait_until(lambda: service.faults_applied()[0] > 2, f"it keeps asking: {fault}")
-        assert [line["reason"] for line in log_lines(sidecar.running, "delivery_paused")] == ["token_endpoint"]
+            running.wait_until(lambda: service.faults_applied()[0] > 2, f"it keeps asking: {fault}")
+        assert [line["reason"] for line in log_lines(running, "delivery_paused")] == ["token_endpoint"]
         service.set_faults()
-        sidecar.running.wait_until(
-            lambda: len(log_lines(sidecar.running, "delivery_paused")) == 2, "the secret is refused"
-        )
-        paused = log_lines(sidecar.running, "delivery_paused")[1]
+        running.wait_until(lambda: len(log_lines(running, "delivery_paused")) == 2, "the secret is refused")
+        paused = log_lines(running, "delivery_paused")[1]
         assert paused["reason"] == "token"
         assert "intake.oauth2.client_secret" in paused["message"]
         assert service.requests(operation="intake") == []
-        replace(shipper.folder / "client-secret", access["client_secret"])
-        sidecar.wait(service)
-        sidecar.stop()
+        replace(secret, access["client_secret"])
+        tail.wait(10)
+        assert running.stop().returncode == 0
     assert_no_loss(shipper, 10)
-
-
-# Replaced tokens -----------------------------------------------------------------------------------------------------
-
-
-class TokenCheck:
-    """Makes the service accept only one token."""
-
-    def __init__(self, fake: FakeService, token: str) -> None:
-        self.token = token
-        self._fake = fake
-        fake.default = self._judge
-
-    def _judge(self) -> Reply:
-        is_good = self._fake.headers[-1]["Authorization"] == f"Bearer {self.token}"
-        return OK if is_good else Reply(status=401, body=b'{"message":"Unauthorized. Access token is invalid."}')
-
-    @property
-    def refused(self) -> int:
-        return self._fake.requests - len(self._fake.stored)
-
-
-def test_a_token_file_replaced_in_time_avoids_refusals_and_one_replaced_late_ends_a_pause(
-    shipper: Shipper, fake: FakeService, sample: Sample
-):
-    shipper.target = fake.target
-    check = TokenCheck(fake, "token-0")
-    file = replace(shipper.folder / "token", "token-0")
-    sidecar = Sidecar(shipper, sample, intake__token=f'{{ file = "{file}" }}')
-    for number in range(1, 3):
-        sidecar.deliver(fake)
-        fake.default = OK  # for a while, both are valid
-        replace(file, f"token-{number}")
-        while fake.headers[-1]["Authorization"] != f"Bearer token-{number}":
-            sidecar.deliver(fake, 1)
-        check = TokenCheck(fake, f"token-{number}")
-    sidecar.deliver(fake)
-    assert check.refused == 0
-
-    check.token = "token-3"
-    sidecar.write(100)
-    sidecar.running.wait_for("delivery_paused")
-    assert [line["reason"] for line in log_lines(sidecar.running, "delivery_paused")] == ["token"]
-    refused = check.refused
-    sidecar.running.wait_until(lambda: check.refused > refused + 3, "it keeps asking")
-    replace(file, "token-3")
-    sidecar.wait(fake)
-    sidecar.stop()
-    assert_no_loss(shipper, len(sidecar.ids))
-    assert len(fake.event_ids()) == len(sidecar.ids)
 
 
 # Subscription keys ----------------------------------------------------------------------------------------------------
 
 
 def test_rotating_one_key_stops_nothing_and_rotating_both_pauses_until_a_key_file_is_replaced(
-    shipper: Shipper, sample: Sample
+    tail: Tail, shipper: Shipper
 ):
     with sandbox() as service:
+        tail.service = service
         shipper.target = service.target
         access = service.access()
         primary = replace(shipper.folder / "primary", access["subscription_key"])
         secondary = replace(shipper.folder / "secondary", access["secondary_key"])
-        sidecar = Sidecar(
-            shipper,
-            sample,
-            intake__subscription_key=f'{{ file = "{primary}" }}',
-            intake__subscription_key_secondary=f'{{ file = "{secondary}" }}',
-        )
-        sidecar.deliver(service)
+        keys = {"": primary, "_secondary": secondary}
+        files = {f"intake.subscription_key{which}": f'{{ file = "{file}" }}' for which, file in keys.items()}
+        running = tail.start(settings={**BUSY, **files})
+        tail.deliver(10)
         for file in (primary, secondary, primary):
             new = service.rotate_key(file.name)
-            sidecar.deliver(service, 50)
+            tail.deliver(50)
             replace(file, new)
-        assert log_lines(sidecar.running, "delivery_paused") == []
-        assert len(log_lines(sidecar.running, "key_switched")) == 3
+        assert log_lines(running, "delivery_paused") == []
+        assert len(log_lines(running, "key_switched")) == 3
         assert len(service.requests(status=401)) >= 3
 
         for times, mended in enumerate((primary, secondary), 1):
-            keys = {file: service.rotate_key(file.name) for file in (primary, secondary)}
-            sidecar.write(100)
-            sidecar.running.wait_until(
-                lambda n=times: len(log_lines(sidecar.running, "delivery_paused")) == n, "it pauses"
-            )
-            paused = log_lines(sidecar.running, "delivery_paused")[-1]
+            new_keys = {file: service.rotate_key(file.name) for file in (primary, secondary)}
+            tail.append(tail.written, tail.written + 100)
+            running.wait_until(lambda n=times: len(log_lines(running, "delivery_paused")) == n, "it pauses")
+            paused = log_lines(running, "delivery_paused")[-1]
             assert paused["reason"] == "subscription_key"
             assert "intake.subscription_key" in paused["message"]
             refused = len(service.requests(status=401))
-            sidecar.running.wait_until(
+            running.wait_until(
                 lambda refused=refused: len(service.requests(status=401)) > refused + 3, "it keeps asking"
             )
-            replace(mended, keys[mended])
-            sidecar.wait(service)
-        sidecar.stop()
-        assert service.times_received() == dict.fromkeys(sidecar.ids, 1)
+            replace(mended, new_keys[mended])
+            tail.wait(tail.written)
+        assert running.stop().returncode == 0
+        assert service.times_received() == dict.fromkeys(tail.ids(tail.written), 1)
     assert_no_loss(shipper, 360)
+
+
+# A client certificate -----------------------------------------------------------------------------------------------
+
+
+def test_a_client_certificate_is_sent_to_the_service_but_not_to_the_token_endpoint(
+    shipper: Shipper, authority: trustme.CA, ca: Path, client: SimpleNamespace, file: Path
+):
+    demands = demanding(context_of(authority, "127.0.0.1"), authority, "1.3")
+    token = b'{"token_type":"Bearer","expires_in":3600,"access_token":"the-token"}'
+    granted = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(token) + token
+    asks = asking(context_of(authority, "127.0.0.1"), authority)
+    with Origin(context=demands) as origin, Origin(granted, context=asks) as endpoint:
+        secret = {"env": "CLIENT_SECRET"}
+        shipper.use_oauth2(token_url=f"{endpoint.url}/token", client_id="shipper", client_secret=secret)
+        shipper.target = Target(origin.url, "fake-subscription-key", "fake-token")
+        settings = {"intake.ca_bundle": ca, "intake.client_certificate": client.one}
+        options = {"settings": settings, "env": {"CLIENT_SECRET": "the-client-secret"}}
+        result = shipper.backfill(file, **options)
+        asked = len(endpoint.requests)
+        check = shipper.run("check", "--online", **options)
+    assert (result.returncode, result.counts()) == (0, (300, 300, 0, 0, 0)), result.stderr
+    assert check.returncode == 0, check.stdout
+    assert asked > 0
+    assert len(endpoint.clients) > asked, "`check` contacts the endpoint, too"
+    assert set(endpoint.clients) == {""}
+    assert set(origin.clients) == {"the-client"}
 
 
 # Never shown ----------------------------------------------------------------------------------------------------------
@@ -336,6 +203,7 @@ FAILURES = {
             ('"reason":"throttled"', 429, "message"),
             ('"status":400', 400, "message"),
             ('"rule":"too_large"', 413, "message"),
+            ('"rule":"rejected"', 202, "rejected"),
             ('"reason":"forbidden"', 403, "message"),
             ('"reason":"redirect"', 302, "message"),
             ('"reason":"not_found"', 404, "message"),
@@ -367,7 +235,8 @@ def quoting(fake: FakeService, failures: Failures) -> Callable[[], Reply]:
         _, status, field = left.pop(0) if len(left) > 1 else left[0]
         everything = " ".join(SECRETS.values())
         quoted = f"{fake.headers[-1]} {unquote_plus(fake.bodies[-1].decode())} {everything}"
-        document = {"error": "invalid_client", "access_token": "x", field: quoted}
+        told = [{"index": 0, "message": quoted}] if field == "rejected" else quoted
+        document = {"error": "invalid_client", "access_token": "x", field: told}
         headers = {"Location": f"https://x.example.com/{everything}", "WWW-Authenticate": everything}
         return Reply(status, json.dumps(document).encode(), headers=headers)
 
@@ -388,12 +257,9 @@ def tls() -> ssl.SSLContext:
 @pytest.fixture
 def canaries(shipper: Shipper, sample: Sample) -> Path:
     """Records with personal data, and a program that fails once and prints secrets."""
-    program = shipper.folder / "complaining"
-    program.write_text(
-        f'#!/bin/sh\nif mkdir "$0.failed"; then env; env >&2; exit 7; fi\necho {SECRETS["INTAKE_TOKEN"]}\n'
-    )
-    program.chmod(0o700)
-    return write(shipper.folder / "events.ndjson", [changed(line, **PERSONAL) for line in sample.lines[:5]])
+    script = f'#!/bin/sh\nif mkdir "$0.failed"; then env; env >&2; exit 7; fi\necho {SECRETS["INTAKE_TOKEN"]}\n'
+    shipper.write("complaining", script.encode()).chmod(0o700)
+    return shipper.write("events.ndjson", *[changed(line, **PERSONAL) for line in sample.lines[:5]])
 
 
 @pytest.mark.early
@@ -443,18 +309,14 @@ def test_the_settings_are_shown_without_secrets(shipper: Shipper):
         assert_shows_nothing(shown.stdout + shown.stderr)
 
 
-def test_an_internal_error_is_logged_with_its_location_but_without_data(
-    shipper: Shipper, service: Service, canaries: Path
-):
+def test_an_internal_error_is_logged_with_its_location_but_without_data(shipper: Shipper, canaries: Path):
     """An error occurs during a request, when all frames hold its record and secrets."""
-    site = shipper.folder / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(
+    code = (
         "from shipper.delivery.connection import Connection\n\n"
         "async def exchange(self, request, *rest):\n    return request + self\n\n"
         "Connection._exchange = exchange\n"
     )
-    env = {**SECRETS, "PYTHONPATH": str(site)}
+    env = SECRETS | site_of(shipper.folder, code)
     running = shipper.start("backfill", canaries, "--log-level", "debug", env=env, check=False)
     assert running.process.wait(20) == 1
     assert "Traceback" in running.stderr

@@ -5,18 +5,12 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 
 from shipper.state.ledger import read_ledger
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import QUICK, Service, Shipper, changed
+from tests.e2e.driver import Service, Shipper, changed
 from tests.e2e.fake_service import FakeService, Reply
-
-
-def export(shipper: Shipper, name: str, lines: list[bytes]) -> Path:
-    path = shipper.folder / name
-    path.write_bytes(b"".join(lines))
-    return path
+from tests.e2e.files import Tail
 
 
 def counted(shipper: Shipper) -> tuple[int, int]:
@@ -28,9 +22,9 @@ def counted(shipper: Shipper) -> tuple[int, int]:
 def test_two_backfills_of_overlapping_exports_count_each_event_id_once(
     shipper: Shipper, service: Service, sample: Sample
 ):
-    first = shipper.backfill(export(shipper, "first.ndjson", sample.lines[:10]))
+    first = shipper.backfill(shipper.write("first.ndjson", *sample.lines[:10]))
     assert (first.returncode, first.counts()) == (0, (10, 10, 0, 0, 0))
-    second = shipper.backfill(export(shipper, "second.ndjson", sample.lines[6:14]))
+    second = shipper.backfill(shipper.write("second.ndjson", *sample.lines[6:14]))
     assert (second.returncode, second.counts()) == (0, (8, 4, 0, 4, 0))
     assert counted(shipper) == (14, 4)
     service.assert_holds_exactly(sample.ids[:14])
@@ -40,67 +34,57 @@ def test_two_backfills_of_overlapping_exports_count_each_event_id_once(
 def test_an_event_accepted_through_one_command_is_a_duplicate_in_another(
     shipper: Shipper, service: Service, sample: Sample
 ):
-    assert shipper.pipe(b"".join(sample.lines[:300])).counts() == (300, 300, 0, 0, 0)
-    path = export(shipper, "again.ndjson", sample.lines[:400])
-    again = shipper.backfill(path)
+    assert shipper.pipe(*sample.lines[:300]).counts() == (300, 300, 0, 0, 0)
+    again = shipper.backfill(shipper.write("again.ndjson", *sample.lines[:400]))
     assert (again.returncode, again.counts()) == (0, (400, 100, 0, 300, 0))
     assert counted(shipper) == (400, 300)
-    assert shipper.pipe(b"".join(sample.lines[200:500])).counts() == (300, 100, 0, 200, 0)
+    assert shipper.pipe(*sample.lines[200:500]).counts() == (300, 100, 0, 200, 0)
     assert counted(shipper) == (500, 500)
     assert service.counts()["duplicates"] == 0
 
 
-def test_a_restarted_run_knows_the_events_accepted_before(shipper: Shipper, service: Service, sample: Sample):
-    settings = {**QUICK, "input.include": [str(shipper.folder / "*.ndjson")]}
-    for number, lines in enumerate([sample.lines[:50], sample.lines[30:80]]):
-        export(shipper, f"{number}.ndjson", lines)
-        running = shipper.start("run", settings=settings)
-        running.wait_until(lambda: shipper.read_state().read == 50 * (number + 1), "everything is settled", limit_s=60)  # noqa: B023
-        assert running.stop().returncode == 0
+def test_a_restarted_run_knows_the_events_accepted_before(tail: Tail, shipper: Shipper, service: Service):
+    for read, start in ((50, 0), (100, 30)):
+        tail.append(start, start + 50, f"app.ndjson.{start}")
+        tail.start().wait_until(lambda read=read: shipper.read_state().read == read, "everything is settled")
+        assert tail.running.stop().returncode == 0
     assert counted(shipper) == (80, 20)
-    service.assert_holds_exactly(sample.ids[:80])
+    service.assert_holds_exactly(tail.ids(80))
 
 
 def test_a_refused_record_is_sent_when_a_later_run_reads_it_again(shipper: Shipper, fake: FakeService, sample: Sample):
-    shipper.target = fake.target
     fake.default = lambda: Reply(status=422, body=b"no") if b"refuse this" in fake.bodies[-1] else Reply()
     bad = changed(sample.lines[0], Username="refuse this one")
     one = {"delivery.concurrency": 1}
     assert shipper.pipe(bad + b"".join(sample.lines[1:10]), settings=one).counts() == (10, 9, 1, 0, 0)
-    assert shipper.pipe(b"".join(sample.lines[:10]), settings=one).counts() == (10, 1, 0, 9, 0)
+    assert shipper.pipe(*sample.lines[:10], settings=one).counts() == (10, 1, 0, 9, 0)
     assert counted(shipper) == (10, 9)
     assert sorted(fake.event_ids()) == sorted(sample.ids[:10]), "the corrected record was not sent"
 
 
 def test_replay_sends_every_dead_letter_and_counts_each_once(shipper: Shipper, fake: FakeService, sample: Sample):
-    shipper.target = fake.target
     bad = [changed(line, ConsumerState="XXX") for line in sample.lines[:3]]
-    assert shipper.pipe(b"".join([*bad, *sample.lines[1:10]])).counts() == (12, 9, 3, 0, 0)
+    assert shipper.pipe(*bad, *sample.lines[1:10]).counts() == (12, 9, 3, 0, 0)
     replayed = shipper.run(
         "dead-letters", "replay", "--summary", "json", settings={"records.relax": ["state"], "batch.max_events": 2}
     )
     assert (replayed.returncode, replayed.counts()) == (0, (3, 3, 0, 0, 0))
     assert counted(shipper) == (10, 2), "two of them had been accepted before"
-    assert shipper.pipe(b"".join(sample.lines[:10])).counts() == (10, 0, 0, 10, 0), (
-        "a replayed event was not remembered"
-    )
+    assert shipper.pipe(*sample.lines[:10]).counts() == (10, 0, 0, 10, 0), "a replayed event was not remembered"
 
 
 def test_ids_that_are_not_uuids_are_remembered_across_runs_and_an_empty_id_is_not(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
-    shipper.target = fake.target
     settings = {"records.relax": ["event_id"], "records.mode": "strict"}
     lines = [changed(line, EventId=name) for line, name in zip(sample.lines, ["", "one", "ONE", "é"], strict=False)]
     lines.append(sample.lines[5])
-    assert shipper.pipe(b"".join(lines), settings=settings).counts() == (5, 5, 0, 0, 0)
-    assert shipper.pipe(b"".join(lines), settings=settings).counts() == (5, 1, 0, 4, 0)
+    assert shipper.pipe(*lines, settings=settings).counts() == (5, 5, 0, 0, 0)
+    assert shipper.pipe(*lines, settings=settings).counts() == (5, 1, 0, 4, 0)
     assert shipper.pipe(sample.lines[5]).counts() == (1, 0, 0, 1, 0), "unknown to the strict rule"
 
 
-def test_without_a_window_no_id_is_remembered_and_earlier_ids_are_forgotten(
-    shipper: Shipper, service: Service, sample: Sample
-):
+def test_without_a_window_no_id_is_remembered_and_earlier_ids_are_forgotten(shipper: Shipper, sample: Sample):
     data = b"".join(sample.lines[:10])
     assert shipper.pipe(data).counts() == (10, 10, 0, 0, 0)
     assert shipper.pipe(data, settings={"records.dedupe_window": 0}).counts() == (10, 10, 0, 0, 0)
@@ -108,23 +92,21 @@ def test_without_a_window_no_id_is_remembered_and_earlier_ids_are_forgotten(
     assert len(list((shipper.state / "accepted_ids").iterdir())) == 1
 
 
-def test_the_window_keeps_at_least_the_configured_number_of_ids_and_few_more(
-    shipper: Shipper, service: Service, sample: Sample
-):
+def test_the_window_keeps_at_least_the_configured_number_of_ids_and_few_more(shipper: Shipper, sample: Sample):
     size = 5000
     settings = {"records.dedupe_window": size}
     for start in range(0, 24_000, 4000):
-        shipper.pipe(b"".join(sample.lines[start : start + 4000]), settings=settings)
+        shipper.pipe(*sample.lines[start : start + 4000], settings=settings)
     kept = sum(path.stat().st_size for path in (shipper.state / "accepted_ids").iterdir()) // 16
     assert size <= kept <= size + 8000
     with closing(sqlite3.connect(shipper.state / "state.db")) as db:
         assert db.execute("SELECT sum(bytes) FROM accepted_ids").fetchone()[0] == 16 * kept
     lines = sample.lines[24_000 - size : 24_000]
-    assert shipper.pipe(b"".join(lines), settings=settings).counts() == (size, 0, 0, size, 0)
-    assert shipper.pipe(b"".join(sample.lines[:100]), settings=settings).counts() == (100, 100, 0, 0, 0)
+    assert shipper.pipe(*lines, settings=settings).counts() == (size, 0, 0, size, 0)
+    assert shipper.pipe(*sample.lines[:100], settings=settings).counts() == (100, 100, 0, 0, 0)
 
 
-def test_a_run_works_without_id_files_that_are_missing_or_invalid(shipper: Shipper, service: Service, sample: Sample):
+def test_a_run_works_without_id_files_that_are_missing_or_invalid(shipper: Shipper, sample: Sample):
     data = b"".join(sample.lines[:10])
     folder = shipper.state / "accepted_ids"
     for harm in (lambda path: path.write_bytes(b"x" * 35), lambda path: path.symlink_to("/dev/zero"), lambda _: None):
@@ -143,7 +125,7 @@ def test_a_run_works_without_id_files_that_are_missing_or_invalid(shipper: Shipp
             path.unlink()
 
 
-def test_nothing_is_committed_while_ids_cannot_be_written(shipper: Shipper, service: Service, sample: Sample):
+def test_nothing_is_committed_while_ids_cannot_be_written(shipper: Shipper, sample: Sample):
     shipper.pipe(sample.lines[0])
     folder = shipper.state / "accepted_ids"
     for path in folder.iterdir():
@@ -151,7 +133,7 @@ def test_nothing_is_committed_while_ids_cannot_be_written(shipper: Shipper, serv
     folder.rmdir()
     folder.write_bytes(b"")
     settings = {"delivery.give_up_after_seconds": 1}
-    result = shipper.pipe(b"".join(sample.lines[1:10]), settings=settings)
+    result = shipper.pipe(*sample.lines[1:10], settings=settings)
     assert (result.returncode, result.counts()) == (4, (9, 0, 0, 0, 9))
     assert "accepted_ids cannot be written" in result.stderr
     folder.unlink()
@@ -159,9 +141,9 @@ def test_nothing_is_committed_while_ids_cannot_be_written(shipper: Shipper, serv
     assert counted(shipper) == (10, 0)
 
 
-def test_status_reports_how_far_back_the_window_reaches(shipper: Shipper, service: Service, sample: Sample):
-    shipper.pipe(b"".join(sample.lines[:10]))
-    shipper.pipe(b"".join(sample.lines[5:20]))
+def test_status_reports_how_far_back_the_window_reaches(shipper: Shipper, sample: Sample):
+    shipper.pipe(*sample.lines[:10])
+    shipper.pipe(*sample.lines[5:20])
     window = json.loads(shipper.run("status", "--json").stdout)["state"]["dedupe_window"]
     assert window["event_ids"] == 20
     assert window["since"] > 0

@@ -11,26 +11,19 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from typing import Self
 
 import pytest
 
 from shipper.model.wire import BODY_HEAD, BODY_TAIL
-from shipper.sandbox.options import CallLimit, Rejection
+from shipper.sandbox.options import Rejection
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import DeadLetter, Running, Shipper, changed, sandbox
+from tests.e2e.driver import DeadLetter, Shipper, changed, sandbox
 from tests.e2e.fake_service import HANG, OK, STORE_AND_RESET, FakeService, Reply
-from tests.e2e.files import log_lines
+from tests.e2e.files import Tail, log_lines
 
 QUICK = {"delivery.retry_initial_seconds": 0.02, "delivery.retry_max_seconds": 0.05}
-
-
-def write(shipper: Shipper, lines: list[bytes], name: str = "events.ndjson") -> Path:
-    path = shipper.folder / name
-    path.write_bytes(b"".join(lines))
-    return path
 
 
 def poison(line: bytes) -> bytes:
@@ -119,8 +112,8 @@ def test_exactly_the_refused_records_become_dead_letters_in_every_input_format(
     inputs = {
         name: Input.of(sample, number * RECORDS, rng, lay_out) for number, (name, lay_out) in enumerate(forms.items())
     }
-    files = [write(shipper, [each.data], name) for name, each in inputs.items() if name != "pipe"]
-    write(shipper, [gzip.compress(inputs["lines.gz"].data)], "lines.gz")
+    files = [shipper.write(name, each.data) for name, each in inputs.items() if name != "pipe"]
+    shipper.write("lines.gz", gzip.compress(inputs["lines.gz"].data))
     settings = {**QUICK, "batch.max_events": 300, "delivery.concurrency": 4}
     with sandbox(profile="strict", rejection=rejection) as service:
         shipper.target = service.target
@@ -167,7 +160,7 @@ def test_a_refused_record_is_kept_without_the_bytes_around_it(shipper: Shipper, 
     data = b"".join(pieces)
     with sandbox(profile="strict", rejection="whole") as service:
         shipper.target = service.target
-        result = shipper.backfill(write(shipper, pieces), settings={**QUICK, "input.format": "ndjson"})
+        result = shipper.backfill(shipper.write("events.ndjson", *pieces), settings={**QUICK, "input.format": "ndjson"})
         assert result.counts() == (10, 2, 8, 0, 0)
         service.assert_holds_exactly(sample.ids[10:12])
     letters = sorted(shipper.read_state().dead_letters, key=lambda letter: letter.start_offset)
@@ -185,7 +178,9 @@ def test_refused_records_with_derived_ids_are_located(shipper: Shipper, sample: 
         lines[index] = poison(lines[index])
     with sandbox(profile="strict", rejection="whole") as service:
         shipper.target = service.target
-        result = shipper.backfill(write(shipper, lines), settings={**QUICK, "records.event_id": "derive"})
+        result = shipper.backfill(
+            shipper.write("events.ndjson", *lines), settings={**QUICK, "records.event_id": "derive"}
+        )
         assert (result.counts(), service.stored) == ((1000, 996, 4, 0, 0), 996)
     assert sorted(lines.index(letter.raw + b"\n") for letter in shipper.read_state().dead_letters) == guilty
 
@@ -193,9 +188,14 @@ def test_refused_records_with_derived_ids_are_located(shipper: Shipper, sample: 
 def test_a_refusal_of_a_record_that_may_have_been_stored_is_ambiguous(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
-    shipper.target = fake.target
     fake.plan(STORE_AND_RESET, Reply(status=409, body=b'{"message":"EventId is known"}'))
-    assert shipper.backfill(write(shipper, sample.lines[:1]), settings=QUICK).counts() == (1, 0, 1, 0, 0)
+    assert shipper.backfill(shipper.write("events.ndjson", *sample.lines[:1]), settings=QUICK).counts() == (
+        1,
+        0,
+        1,
+        0,
+        0,
+    )
     (letter,) = shipper.read_state().dead_letters
     assert (letter.delivery, letter.status, letter.attempts) == ("ambiguous", 409, 2)
     assert letter.message == "EventId is known"
@@ -207,7 +207,7 @@ def test_each_refused_record_is_in_one_dead_letter_after_a_kill_during_the_searc
 ):
     guilty = set(rng.sample(range(2000), 20))
     lines = [poison(line) if index in guilty else line for index, line in enumerate(sample.lines[:2000])]
-    file = write(shipper, lines)
+    file = shipper.write("events.ndjson", *lines)
     settings = {**QUICK, "batch.max_events": 100, "delivery.concurrency": 4, "state.commit_interval_seconds": 0.01}
     with sandbox(profile="strict", rejection="whole", latency_seconds=0.005) as service:
         shipper.target = service.target
@@ -232,8 +232,7 @@ def test_dead_letters_are_limited_if_the_service_refuses_everything_and_the_rest
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
     """By the next run, or by the same run once the service accepts records again."""
-    shipper.target = fake.target
-    file = write(shipper, sample.lines[:2000])
+    file = shipper.write("events.ndjson", *sample.lines[:2000])
     settings = {**QUICK, "delivery.concurrency": 4, "delivery.poison_limit": 20, "batch.max_events": 100}
     fake.default = Reply(status=400, body=REFUSAL % 400)
     result = shipper.backfill(file, settings={**settings, "delivery.give_up_after_seconds": 0.5})
@@ -253,8 +252,7 @@ def test_dead_letters_are_limited_if_the_service_refuses_everything_and_the_rest
     running.wait_until(lambda: fake.requests > asked + 3, "it keeps asking")
     fake.default = OK
     result = running.finish()
-    assert result.returncode == 3
-    assert "delivery_resumed" in result.stderr
+    result.assert_ended(3, "delivery_resumed")
     letters = {letter.event_id for letter in shipper.read_state().dead_letters}
     assert 0 < len(letters) <= before + 20
     assert Counter(fake.event_ids()) == Counter(set(sample.ids[:2000]) - letters)
@@ -276,7 +274,7 @@ def test_no_event_is_lost_when_every_kind_of_failure_occurs(shipper: Shipper, sa
     ]
     for fault in faults:
         fault["probability"] = rng.uniform(0.05, 0.1)
-    file = write(shipper, sample.lines[:6000])
+    file = shipper.write("events.ndjson", *sample.lines[:6000])
     with sandbox() as service:
         service.set_faults(*faults, seed=rng.randrange(10**6))
         shipper.target = service.target
@@ -294,73 +292,16 @@ def test_no_event_is_lost_when_every_kind_of_failure_occurs(shipper: Shipper, sa
 # A service that asks for a wait, and a stop ------------------------------------------------------------
 
 
-@dataclass
-class Sidecar:
-    """
-    `shipper run` on one file, against the misbehaving service.
-
-    Attributes:
-        file: Contains the first lines of the sample.
-    """
-
-    shipper: Shipper
-    fake: FakeService
-    sample: Sample
-    file: Path
-    settings: dict[str, object]
-
-    def write(self, count: int) -> None:
-        """Make the file contain the first `count` lines."""
-        held = len(self.file.read_bytes().splitlines()) if self.file.exists() else 0
-        with self.file.open("ab") as out:
-            out.writelines(self.sample.lines[held:count])
-
-    def start(self, **changes: object) -> Running:
-        changed_settings = {key.replace("__", "."): value for key, value in changes.items()}
-        return self.shipper.start("run", settings={**self.settings, **changed_settings})
-
-    def holds(self, count: int) -> bool:
-        return set(self.sample.ids[:count]) <= set(self.fake.event_ids())
-
-
-@pytest.fixture
-def sidecar(shipper: Shipper, fake: FakeService, sample: Sample) -> Sidecar:
-    shipper.target = fake.target
-    file = shipper.folder / "events.ndjson"
-    settings = {
-        **QUICK,
-        "input.include": f'["{file}"]',
-        "batch.max_events": 10,
-        "batch.linger_seconds": 0.02,
-        "delivery.concurrency": 8,
-    }
-    return Sidecar(shipper, fake, sample, file, settings)
-
-
-def test_a_rate_limit_is_respected_though_the_clock_is_an_hour_off(shipper: Shipper, sample: Sample):
-    """The date in `Retry-After` is relative to the answer's `Date`."""
-    limit = CallLimit(20, 1)
-    file = write(shipper, sample.lines[:600])
-    with sandbox(rate_limit=limit, retry_after="date", clock_offset_seconds=3600) as service:
-        shipper.target = service.target
-        result = shipper.backfill(file, settings={**QUICK, "batch.max_events": 20, "delivery.concurrency": 4})
-        assert (result.returncode, result.counts()) == (0, (600, 600, 0, 0, 0))
-        throttled = service.requests(status=429)
-        seconds = throttled[-1]["at"] - throttled[0]["at"]
-    # In each window, only requests in flight and probes are refused.
-    assert len(throttled) <= 8 * (seconds + 1)
-    assert log_lines(result, "delivery_paused")[0]["reason"] == "throttled"
-    assert [line["seconds"] > 3590 for line in log_lines(result, "clock_skew")] == [True]
-
-
-def test_only_requests_aborted_by_a_stop_are_sent_again(sidecar: Sidecar):
+def test_only_requests_aborted_by_a_stop_are_sent_again(tail: Tail, shipper: Shipper, fake: FakeService):
     """Requests are aborted by the drain timeout and by a second signal. A third stop waits for requests in flight."""
-    fake, shipper, ids = sidecar.fake, sidecar.shipper, sidecar.sample.ids[:400]
-    sidecar.write(len(ids))
+    ids = tail.ids(400)
+    tail.append(0, 400)
+    settings = {**QUICK, "batch.max_events": 10, "delivery.concurrency": 8}
     asked, saved = 0, 0
     for drain_s in (0.3, 3600):
         fake.plan(*[OK] * 8, HANG, OK, OK, *[HANG] * 7)
-        running = sidecar.start(delivery__drain_timeout_seconds=drain_s, state__commit_interval_seconds=0.02)
+        settings |= {"delivery.drain_timeout_seconds": drain_s, "state.commit_interval_seconds": 0.02}
+        running = tail.start(settings=settings)
         running.wait_until(lambda asked=asked: fake.requests == asked + 18, "all requests hang")
         running.process.send_signal(signal.SIGTERM)
         if drain_s == 3600:
@@ -377,11 +318,11 @@ def test_only_requests_aborted_by_a_stop_are_sent_again(sidecar: Sidecar):
         asked, saved = fake.requests, accepted
 
     fake.plan(*[HANG] * 8)
-    running = sidecar.start()
+    running = tail.start(settings=settings)
     running.wait_until(lambda: fake.requests == asked + 8, "all requests are in flight")
     running.process.send_signal(signal.SIGTERM)
     running.wait_for("drain_started")
-    sidecar.write(len(ids) + 10)
+    tail.append(400, 410)
     assert not running.has_ended
     assert shipper.read_state().accepted == saved
     fake.release()
@@ -397,12 +338,13 @@ def test_only_requests_aborted_by_a_stop_are_sent_again(sidecar: Sidecar):
 def test_retries_and_concurrent_senders_stay_within_the_rate_and_each_request_has_its_own_trace_id(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
-    shipper.target = fake.target
     fake.plan(*[OK, OK, Reply(status=503)] * 5, *(Reply(status=status) for status in (401, 400, 413)))
     rate = 2500
     settings = {**QUICK, "batch.max_events": 50, "delivery.concurrency": 8}
     settings["delivery.rate_limit_events_per_second"] = rate
-    result = shipper.backfill(write(shipper, sample.lines[:2500]), "--log-level", "debug", settings=settings)
+    result = shipper.backfill(
+        shipper.write("events.ndjson", *sample.lines[:2500]), "--log-level", "debug", settings=settings
+    )
     assert (result.returncode, result.counts()) == (0, (2500, 2500, 0, 0, 0))
     assert fake.requests >= 58, "retries count, too"
     seconds = fake.arrived_at[-1] - fake.arrived_at[0]

@@ -7,38 +7,24 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Service, Shipper
+from tests.e2e.driver import HASTY, Service, Shipper
 from tests.e2e.fake_service import HANG, OK, FakeService, Reply
-from tests.e2e.files import Tail, compress, copytruncate, log_lines, open_files
+from tests.e2e.files import Tail, append, compress, copytruncate, log_lines, open_files
 
-HASTY = {
-    "delivery.give_up_after_seconds": 0.3,
-    "delivery.retry_initial_seconds": 0.05,
-    "delivery.retry_max_seconds": 0.1,
-}
 NOT_NOW = Reply(status=503)
 
 
-@pytest.fixture
-def write(shipper: Shipper, sample: Sample) -> Callable[..., Path]:
-    """Return a function that writes lines of the sample to a file below the working directory."""
-
-    def write(name: str, start: int, end: int, *, modified_at: float | None = None) -> Path:
-        path = shipper.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"".join(sample.lines[start:end]))
-        if modified_at is not None:
-            os.utime(path, (modified_at, modified_at))
-        return path
-
-    return write
+def aged(path: Path, modified_at: float) -> Path:
+    """Change the time of the last modification of a file."""
+    os.utime(path, (modified_at, modified_at))
+    return path
 
 
 # Which files ------------------------------------------------------------------------------------------------------
@@ -164,41 +150,18 @@ def test_the_end_as_start_position_is_saved_at_once_so_that_nothing_written_duri
 
 
 def test_backfill_reads_files_by_age_and_files_of_equal_age_by_name(
-    shipper: Shipper, fake: FakeService, write: Callable[..., Path], sample: Sample, rng: Random
+    shipper: Shipper, fake: FakeService, sample: Sample, rng: Random
 ):
-    shipper.target = fake.target
     names = [f"logs/{rng.choice('abc')}/{number}-{rng.randrange(100)}.ndjson" for number in range(20)]
     ages = {name: 1_700_000_000 + rng.choice((0, 0.25, 1, 1000)) for name in names}
     ordered = sorted(names, key=lambda name: (ages[name], name))
     for name in rng.sample(names, len(names)):
         start = ordered.index(name) * 10
-        write(name, start, start + 10, modified_at=ages[name])
+        aged(shipper.write(name, *sample.lines[start : start + 10]), ages[name])
     settings = {"delivery.concurrency": 1, "batch.unique_consumers": "false"}
     result = shipper.backfill("logs/c/*", "logs", *rng.sample(names, 5), settings=settings)
     assert (result.returncode, result.counts()) == (0, (200, 200, 0, 0, 0))
     assert fake.event_ids() == sample.ids[:200]
-
-
-def test_busy_files_do_not_delay_a_quiet_one(tail: Tail, shipper: Shipper, fake: FakeService):
-    """Two files are long from the start; the quiet one gets a line when the read-ahead of the others is full."""
-    shipper.target = fake.target
-    fake.default = HANG
-    tail.append(0, 24_900, "a.busy")
-    tail.append(24_900, 49_800, "b.busy")
-    tail.append(49_800, 49_801, "c.quiet")
-    # Slow enough that the line is noticed long before the busy files have ended.
-    running = tail.start("*", delivery__concurrency=1, delivery__rate_limit_events_per_second=60_000)
-    running.wait_until(lambda: fake.requests, "a first request")
-    tail.append(49_801, 49_802, "c.quiet")
-    fake.release()
-    running.wait_until(lambda: len(fake.event_ids()) >= 49_802, "all events")
-    assert running.stop().returncode == 0
-    arrived = {event_id: number for number, event_id in enumerate(fake.event_ids())}
-    assert sorted(arrived) == sorted(tail.ids(49_802))
-    assert arrived[tail.sample.ids[49_800]] < 10_000
-    assert arrived[tail.sample.ids[49_801]] < 46_000, "it waited for the end of the busy files"
-    of_a = sum(arrived[event_id] < 25_000 for event_id in tail.sample.ids[:24_900])
-    assert 6_000 < of_a < 19_000, "the busy files did not take turns"
 
 
 # How many at once -------------------------------------------------------------------------------------------------
@@ -230,9 +193,9 @@ def test_more_files_than_descriptors_are_followed_in_turn_without_repeats(tail: 
     tail.stop(sent + 1)
 
 
-def test_backfill_keeps_few_files_open(shipper: Shipper, service: Service, sample: Sample, write: Callable[..., Path]):
+def test_backfill_keeps_few_files_open(shipper: Shipper, service: Service, sample: Sample):
     for number in range(300):
-        write(f"logs/{number:03}", number * 2, number * 2 + 2)
+        shipper.write(f"logs/{number:03}", *sample.lines[number * 2 : number * 2 + 2])
     result = shipper.backfill("logs", prefix=["prlimit", "--nofile=64", "--"])
     assert (result.returncode, result.counts()) == (0, (600, 600, 0, 0, 0))
     assert service.times_received() == dict.fromkeys(sample.ids[:600], 1)
@@ -252,11 +215,9 @@ def _done(shipper: Shipper) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (shipper.folder / "done").iterdir()}
 
 
-def test_backfill_moves_settled_files_and_overwrites_none(
-    shipper: Shipper, service: Service, sample: Sample, write: Callable[..., Path]
-):
+def test_backfill_moves_settled_files_and_overwrites_none(shipper: Shipper, service: Service, sample: Sample):
     """Including dead letters, duplicates and records settled by an earlier run."""
-    earlier = write("logs/earlier.ndjson", 0, 10)
+    earlier = shipper.write("logs/earlier.ndjson", *sample.lines[:10])
     assert shipper.backfill("logs").counts() == (10, 10, 0, 0, 0)
     assert earlier.exists()
 
@@ -264,12 +225,17 @@ def test_backfill_moves_settled_files_and_overwrites_none(
     done = shipper.folder / "done"
     (done / "1.ndjson").write_bytes(b"somebody else's")
     (done / "2.ndjson").mkdir()
-    paths = [write(f"logs/{number}.ndjson", number * 10, number * 10 + 10) for number in range(1, 4)]
-    with paths[2].open("ab") as out:
-        out.write(b'{"bad": 1}\n' + sample.lines[10])
-    paths += [compress(write("logs/4.ndjson", 40, 50), "gz"), write("more/1.ndjson", 50, 60), earlier]
+    paths = [
+        shipper.write(f"logs/{number}.ndjson", *sample.lines[number * 10 : number * 10 + 10]) for number in range(1, 4)
+    ]
+    append(paths[2], b'{"bad": 1}\n' + sample.lines[10])
+    paths += [
+        compress(shipper.write("logs/4.ndjson", *sample.lines[40:50]), "gz"),
+        shipper.write("more/1.ndjson", *sample.lines[50:60]),
+        earlier,
+    ]
     contents = sorted(path.read_bytes() for path in paths)
-    write("logs/empty.ndjson", 0, 0)
+    shipper.write("logs/empty.ndjson")
     result = shipper.backfill("logs", "more", settings=settings)
     assert (result.returncode, result.counts()) == (3, (52, 50, 1, 1, 0))
     assert [path for path in paths if path.exists()] == []
@@ -280,7 +246,7 @@ def test_backfill_moves_settled_files_and_overwrites_none(
 
     # A file with the same name is new, and a file moved into an input folder is not read again.
     settings = completion(shipper, "move", shipper.folder / "logs" / "done")
-    write("logs/1.ndjson", 60, 70)
+    shipper.write("logs/1.ndjson", *sample.lines[60:70])
     for count in (10, 0):
         assert shipper.backfill("logs", settings=settings).counts() == (count, count, 0, 0, 0)
     assert (shipper.folder / "logs" / "done" / "1.ndjson").read_bytes() == b"".join(sample.lines[60:70])
@@ -288,23 +254,20 @@ def test_backfill_moves_settled_files_and_overwrites_none(
 
 
 def test_backfill_deletes_settled_files_but_none_that_has_grown_or_could_not_be_read_to_the_end(
-    shipper: Shipper, fake: FakeService, sample: Sample, write: Callable[..., Path]
+    shipper: Shipper, fake: FakeService, sample: Sample
 ):
-    shipper.target = fake.target
     fake.default = HANG
-    settled = write("settled.ndjson", 0, 10)
-    with settled.open("ab") as out:
-        out.write(b'{"bad": 1}\n' + sample.lines[0])
-    grown = write("grown.ndjson", 10, 20)
-    cut = compress(write("cut.ndjson", 1000, 2000), "gz")
+    settled = shipper.write("settled.ndjson", *sample.lines[:10])
+    append(settled, b'{"bad": 1}\n' + sample.lines[0])
+    grown = shipper.write("grown.ndjson", *sample.lines[10:20])
+    cut = compress(shipper.write("cut.ndjson", *sample.lines[1000:2000]), "gz")
     with cut.open("r+b") as out:
         out.truncate(cut.stat().st_size - 10)
     arguments = ("backfill", "settled.ndjson", "grown.ndjson", cut, "--summary", "json")
     settings = completion(shipper, "delete")
     running = shipper.start(*arguments, settings=settings)
     running.wait_until(lambda: fake.requests, "a first request")
-    with grown.open("ab") as out:
-        out.writelines(sample.lines[20:30])
+    append(grown, *sample.lines[20:30])
     fake.release()
     assert running.finish().returncode == 4
     assert cut.exists()
@@ -320,13 +283,13 @@ def test_backfill_deletes_settled_files_but_none_that_has_grown_or_could_not_be_
     assert times.keys() >= set(sample.ids[:30])
 
 
-def test_backfill_keeps_a_file_with_pending_records(
-    shipper: Shipper, fake: FakeService, sample: Sample, write: Callable[..., Path]
-):
+def test_backfill_keeps_a_file_with_pending_records(shipper: Shipper, fake: FakeService, sample: Sample):
     """Of two files, the first is accepted and the second is not; the next run sends only the second."""
     on_complete = completion(shipper, "move")
-    shipper.target = fake.target
-    first, second = write("1.ndjson", 0, 10, modified_at=1e9), write("2.ndjson", 10, 30, modified_at=2e9)
+    first, second = (
+        aged(shipper.write("1.ndjson", *sample.lines[:10]), 1e9),
+        aged(shipper.write("2.ndjson", *sample.lines[10:30]), 2e9),
+    )
     data = second.read_bytes()
     fake.plan(OK)
     fake.default = NOT_NOW
@@ -342,10 +305,8 @@ def test_backfill_keeps_a_file_with_pending_records(
     assert sorted(fake.event_ids()) == sorted(sample.ids[:30])
 
 
-def test_a_file_is_moved_completely_to_another_disk(
-    shipper: Shipper, service: Service, sample: Sample, write: Callable[..., Path], other_disk: Path
-):
-    path = write("a.ndjson", 0, 3000)
+def test_a_file_is_moved_completely_to_another_disk(shipper: Shipper, sample: Sample, other_disk: Path):
+    path = shipper.write("a.ndjson", *sample.lines[:3000])
     (other_disk / "a.ndjson").write_bytes(b"somebody else's")
     result = shipper.backfill(path, settings=completion(shipper, "move", other_disk))
     assert (result.returncode, result.counts()) == (0, (3000, 3000, 0, 0, 0))
@@ -364,12 +325,12 @@ def other_disk(shipper: Shipper) -> Iterator[Path]:
 
 
 def test_a_completed_file_that_cannot_be_moved_or_deleted_is_reported_and_kept(
-    shipper: Shipper, service: Service, sample: Sample, write: Callable[..., Path]
+    shipper: Shipper, service: Service, sample: Sample
 ):
-    path = write("a.ndjson", 0, 10)
+    path = shipper.write("a.ndjson", *sample.lines[:10])
     settings = completion(shipper, "move")
     (shipper.folder / "done").rmdir()
-    (shipper.folder / "done").write_bytes(b"no folder")
+    shipper.write("done", b"no folder")
     result = shipper.backfill(path, settings=settings)
     assert str(path) in result.stderr or str(shipper.folder / "done") in result.stderr
     assert path.read_bytes() == b"".join(sample.lines[:10])
@@ -378,10 +339,9 @@ def test_a_completed_file_that_cannot_be_moved_or_deleted_is_reported_and_kept(
     assert (result.returncode == 2) == (service.received == 0)
 
 
-def test_backfill_does_not_move_a_file_that_is_still_written(shipper: Shipper, service: Service, sample: Sample):
-    live, done = shipper.folder / "live.ndjson", shipper.folder / "done.ndjson"
-    live.write_bytes(b"".join(sample.lines[:10]))
-    done.write_bytes(b"".join(sample.lines[10:20]))
+def test_backfill_does_not_move_a_file_that_is_still_written(shipper: Shipper, sample: Sample):
+    live = shipper.write("live.ndjson", *sample.lines[:10])
+    done = shipper.write("done.ndjson", *sample.lines[10:20])
     with live.open("ab"):
         result = shipper.backfill(live, done, settings={"input.on_complete": "delete"})
         assert (result.returncode, result.counts()) == (0, (20, 20, 0, 0, 0))
@@ -392,12 +352,8 @@ def test_backfill_does_not_move_a_file_that_is_still_written(shipper: Shipper, s
 
 
 @pytest.mark.parametrize("action", ["delete", "move"])
-def test_status_reports_moved_and_deleted_files_as_delivered(
-    shipper: Shipper, service: Service, sample: Sample, action: str
-):
-    export = shipper.folder / "exports" / "export.ndjson"
-    export.parent.mkdir()
-    export.write_bytes(b"".join(sample.lines[:10]))
+def test_status_reports_moved_and_deleted_files_as_delivered(shipper: Shipper, sample: Sample, action: str):
+    export = shipper.write("exports/export.ndjson", *sample.lines[:10])
     archive = export.with_name("other.ndjson.gz")
     archive.write_bytes(gzip.compress(b"".join(sample.lines[10:20])))
     settings = {"input.on_complete": action, "input.completed_directory": str(shipper.folder / "done")}
@@ -411,20 +367,16 @@ def test_a_new_file_under_the_name_of_a_file_being_moved_is_not_overwritten(
     shipper: Shipper, service: Service, sample: Sample
 ):
     """A crash left the file under its private name; meanwhile the application created another file."""
-    folder = shipper.folder / "logs"
-    folder.mkdir()
-    file = folder / "app.ndjson"
-    file.write_bytes(b"".join(sample.lines[:10]))
+    file = shipper.write("logs/app.ndjson", *sample.lines[:10])
     settings = {"input.on_complete": "delete"}
     running = shipper.start("backfill", file, settings=settings, env={"SHIPPER_CRASH_AT": "complete.taken"})
     assert running.finish().returncode < 0
-    (left,) = folder.iterdir()
+    (left,) = file.parent.iterdir()
     assert left != file
-    file.write_bytes(b"".join(sample.lines[10:20]))
-    os.utime(file, (1, 1))
-    result = shipper.backfill(folder, settings=settings)
+    aged(shipper.write(file, *sample.lines[10:20]), 1)
+    result = shipper.backfill("logs", settings=settings)
     assert (result.returncode, result.counts()) == (0, (10, 10, 0, 0, 0))
-    assert list(folder.iterdir()) == []
+    assert list(file.parent.iterdir()) == []
     assert service.times_received() == dict.fromkeys(sample.ids[:20], 1)
 
 

@@ -9,13 +9,8 @@ from unittest.mock import Mock
 import pytest
 
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Service, Shipper
-
-HASTY = {
-    "delivery.give_up_after_seconds": 0.3,
-    "delivery.retry_initial_seconds": 0.05,
-    "delivery.retry_max_seconds": 0.1,
-}
+from tests.e2e.driver import HASTY, Service, Shipper
+from tests.e2e.files import append
 
 
 @pytest.mark.parametrize(
@@ -70,7 +65,7 @@ def test_wrong_usage_exits_with_2_without_sending_or_reading(shipper: Shipper, s
     assert service.counts()["requests"] == 0
 
 
-def test_a_named_pipe_is_refused_without_waiting_for_a_writer(shipper: Shipper, service: Service, file: Path):
+def test_a_named_pipe_is_refused_without_waiting_for_a_writer(shipper: Shipper, file: Path):
     os.mkfifo(shipper.folder / "fifo.ndjson")
     result = shipper.backfill("fifo.ndjson", file)
     assert result.returncode in {2, 4}
@@ -82,8 +77,7 @@ def test_a_file_size_limit_is_reported_at_startup_and_nothing_is_lost(
 ):
     """A file size limit simulates a full disk without root; SIGXFSZ, which it sends, does not kill the process."""
     assert shipper.run("backfill", file).returncode == 0
-    with file.open("ab") as out:
-        out.writelines(sample.lines[300:3000])
+    append(file, *sample.lines[300:3000])
     limited = shipper.backfill(file, prefix=["prlimit", "--fsize=20000", "--"], settings=HASTY)
     assert limited.returncode in {1, 4}, limited
     assert str(shipper.state) in limited.stderr

@@ -17,6 +17,7 @@ import yaml
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import SHIPPER, Running, Service, Shipper, changed
+from tests.e2e.files import append
 from tests.tools import assert_content, run, tool
 
 CONFIG = Path(__file__).parents[2] / "config"
@@ -184,8 +185,7 @@ def test_a_follower_ships_until_stopped_and_a_sidecar_also_ships_lines_written_a
             if start == 200:
                 running.process.terminate()
                 running.wait_for("drain_started")
-            with (place.folder / "acquisitions.ndjson").open("ab") as out:
-                out.writelines(sample.lines[start : start + 100])
+            append(place.folder / "acquisitions.ndjson", *sample.lines[start : start + 100])
             running.wait_until(lambda end=start + 100: service.stored == end, f"{start + 100} events")
         result = running.finish() if is_sidecar else running.stop()
     finally:
@@ -277,7 +277,7 @@ def test_cron_mails_an_overlap_only_from_the_second_consecutive_time(place: Plac
         assert night().stdout == "", "the overlaps are no longer consecutive"
 
 
-def test_cron_mails_another_failure_at_once_even_after_an_overlap(place: Place, service: Service, sample: Sample):
+def test_cron_mails_another_failure_at_once_even_after_an_overlap(place: Place, sample: Sample):
     (place.folder / "a.ndjson").write_bytes(changed(sample.lines[0], ConsumerCountry="GBR"))
     example = of_cron(place)
     with locked(place.state / "lock"):

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import signal
-from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,18 +14,12 @@ import pytest
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import FAKETIME, QUICK, Result, Service, Shipper, changed, sandbox, with_clock
-from tests.e2e.files import log_lines
+from tests.e2e.files import Tail, append, log_lines
 from tests.e2e.operated import Admin
 from tests.e2e.surroundings import spooled
 
 LIMIT = 1_000  # the default of records.mistake_limit
 FOREIGN = [b'level=info msg="request served" path=/health took=%dms\n' % number for number in range(2_500)]
-
-
-def write(folder: Path, name: str, lines: Iterable[bytes]) -> Path:
-    path = folder / name
-    path.write_bytes(b"".join(lines))
-    return path
 
 
 def renamed(line: bytes) -> bytes:
@@ -43,7 +36,6 @@ def add_to_config(shipper: Shipper, text: str) -> None:
 
 
 def assert_held_back(result: Result, *words: str) -> None:
-    assert result.summary is not None
     assert (result.returncode, result.summary["outcome"]) == (4, "gave_up"), result
     for each in ("records.mistake_limit", "shipper validate", "records.mapping", *words):
         assert each in result.summary["message"], result.summary["message"]
@@ -56,7 +48,7 @@ def test_a_file_with_wrong_column_names_causes_no_more_dead_letters_than_the_lim
     rows = csv.writer(out)
     rows.writerow([f"column_{name}" for name in json.loads(sample.lines[0])])
     rows.writerows(json.loads(line).values() for line in sample.lines[:20_000])
-    file = write(shipper.folder, "export.csv", [out.getvalue().encode()])
+    file = shipper.write("export.csv", out.getvalue().encode())
     result = shipper.backfill(file)
     assert_held_back(result, str(file), "1,000 records in a row", f"shipper validate {file}")
     assert len(shipper.read_state().dead_letters) == LIMIT
@@ -69,7 +61,7 @@ def test_a_file_with_wrong_column_names_causes_no_more_dead_letters_than_the_lim
 def test_the_rest_is_delivered_after_a_corrected_mapping_and_dead_letters_by_a_replay(
     shipper: Shipper, service: Service, sample: Sample
 ):
-    file = write(shipper.folder, "own.ndjson", map(renamed, sample.lines[:3_000]))
+    file = shipper.write("own.ndjson", *map(renamed, sample.lines[:3_000]))
     assert_held_back(shipper.backfill(file), "event_id")
     add_to_config(shipper, mapping(sample.lines[0]))
     assert shipper.backfill(file).counts() == (2_000, 2_000, 0, 0, 0)
@@ -78,7 +70,7 @@ def test_the_rest_is_delivered_after_a_corrected_mapping_and_dead_letters_by_a_r
 
 
 def test_good_records_before_the_bad_ones_are_delivered_once(shipper: Shipper, service: Service, sample: Sample):
-    file = write(shipper.folder, "mixed.ndjson", [*sample.lines[:2_500], *FOREIGN])
+    file = shipper.write("mixed.ndjson", *sample.lines[:2_500], *FOREIGN)
     result = shipper.backfill(file)
     assert_held_back(result, "1,000 records in a row", "json")
     assert result.counts() == (2_500 + LIMIT, 2_500, LIMIT, 0, 0)
@@ -89,29 +81,25 @@ def test_bad_records_up_to_the_limit_become_dead_letters_and_later_good_ones_are
     shipper: Shipper, service: Service, sample: Sample
 ):
     """From the start, or after a good record; one more exceeds the limit, unless it is raised or switched off."""
-    file = write(shipper.folder, "a.ndjson", [*FOREIGN[:LIMIT], *sample.lines[:1_500]])
+    file = shipper.write("a.ndjson", *FOREIGN[:LIMIT], *sample.lines[:1_500])
     assert shipper.run("backfill", file, "--summary", "json").counts() == (2_500, 1_500, LIMIT, 0, 0)
-    more = write(
-        shipper.folder, "b.ndjson", [*sample.lines[5_000:5_001], *FOREIGN[: LIMIT + 1], *sample.lines[2_000:3_000]]
-    )
+    more = shipper.write("b.ndjson", *sample.lines[5_000:5_001], *FOREIGN[: LIMIT + 1], *sample.lines[2_000:3_000])
     assert_held_back(shipper.backfill(more), str(more))
     assert shipper.backfill(more, settings={"records.mistake_limit": 1_500}).counts() == (1_001, 1_000, 1, 0, 0)
     assert service.stored == 2_501
 
-    other = write(shipper.folder, "c.ndjson", [*FOREIGN, *sample.lines[3_000:3_100]])
+    other = shipper.write("c.ndjson", *FOREIGN, *sample.lines[3_000:3_100])
     assert shipper.backfill(other, settings={"records.mistake_limit": 0}).counts() == (2_600, 100, 2_500, 0, 0)
 
 
-def test_the_limit_counts_across_many_small_files(shipper: Shipper, service: Service):
-    folder = shipper.folder / "exports"
-    folder.mkdir()
+def test_the_limit_counts_across_many_small_files(shipper: Shipper):
     for number in range(25):
-        write(folder, f"{number:02}.log", FOREIGN[100 * number : 100 * number + 100])
-    assert_held_back(shipper.backfill(folder), "of several inputs, the last of them")
+        shipper.write(f"exports/{number:02}.log", *FOREIGN[100 * number : 100 * number + 100])
+    assert_held_back(shipper.backfill("exports"), "of several inputs, the last of them")
     assert len(shipper.read_state().dead_letters) == LIMIT
 
 
-def test_a_file_with_an_undecodable_name_is_named(shipper: Shipper, service: Service):
+def test_a_file_with_an_undecodable_name_is_named(shipper: Shipper):
     path = os.fsdecode(os.fsencode(shipper.folder) + b"/\xff\n\x1b.log")
     Path(path).write_bytes(b"".join(FOREIGN))
     result = shipper.backfill(path)
@@ -120,16 +108,16 @@ def test_a_file_with_an_undecodable_name_is_named(shipper: Shipper, service: Ser
     assert "\\xff" in result.stderr.splitlines()[-1]
 
 
-def test_piped_input_stays_in_the_spool(shipper: Shipper, service: Service, sample: Sample):
-    result = shipper.pipe(b"".join([*FOREIGN[:2_000], *sample.lines[:100]]))
+def test_piped_input_stays_in_the_spool(shipper: Shipper, sample: Sample):
+    result = shipper.pipe(*FOREIGN[:2_000], *sample.lines[:100])
     assert_held_back(result, "producer | shipper validate -")
     assert len(shipper.read_state().dead_letters) == LIMIT
     assert sum(len(content) for _, content in spooled(shipper)) > 0
     assert shipper.pipe(settings={"records.mistake_limit": 0}).counts() == (1_100, 100, 1_000, 0, 0)
 
 
-def test_validate_and_replay_have_no_limit(shipper: Shipper, service: Service):
-    file = write(shipper.folder, "foreign.log", FOREIGN)
+def test_validate_and_replay_have_no_limit(shipper: Shipper):
+    file = shipper.write("foreign.log", *FOREIGN)
     shown = shipper.run("validate", file, "--format", "json", check=False)
     assert shown.returncode == 3
     assert "2500" in shown.stdout
@@ -139,20 +127,18 @@ def test_validate_and_replay_have_no_limit(shipper: Shipper, service: Service):
 
 
 def test_run_pauses_with_a_reason_and_resumes_after_a_corrected_mapping_is_reloaded(
-    shipper: Shipper, service: Service, sample: Sample
+    tail: Tail, shipper: Shipper, service: Service, sample: Sample
 ):
-    logs = shipper.folder / "logs"
-    logs.mkdir()
-    file = write(logs, "own.ndjson", map(renamed, sample.lines[:3_000]))
-    add_to_config(shipper, f'[input]\ninclude = ["{logs}/*.ndjson"]\n')
-    running = shipper.start("run", settings=QUICK)
+    append(tail.file, *map(renamed, sample.lines[:3_000]))
+    tail.configure()
+    running = tail.start(None)
     running.wait_for("delivery_paused")
     admin = Admin(running)
     running.wait_until(lambda: admin.get("/readyz").status_code == 503, "it is not ready")
     assert "input_unlike_records" in admin.get("/readyz").text
     assert 'shipper_paused{reason="input_unlike_records"} 1.0' in admin.get("/metrics").text
     (pause,) = admin.status()["live"]["pauses"]
-    assert str(file) in pause["message"]
+    assert str(tail.file) in pause["message"]
     assert "SIGHUP" in pause["advice"]
     # `status` reads the snapshot on the disk, which is written shortly afterwards.
     running.wait_until(
@@ -172,21 +158,15 @@ def test_run_pauses_with_a_reason_and_resumes_after_a_corrected_mapping_is_reloa
     assert paused["reason"] == "input_unlike_records"
 
 
-def test_a_run_that_is_held_back_stops_at_once_with_unread_records_pending(
-    shipper: Shipper, service: Service, sample: Sample
-):
-    logs = shipper.folder / "logs"
-    logs.mkdir()
-    file = write(logs, "foreign.ndjson", FOREIGN)
-    settings = {**QUICK, "input.include": json.dumps([f"{logs}/*.ndjson"])}
-    running = shipper.start("run", settings=settings)
-    running.wait_for("delivery_paused")
-    assert running.stop().returncode == 0
-    file.unlink()
-    write(logs, "good.ndjson", sample.lines[:100])
-    running = shipper.start("run", settings=settings)
-    running.wait_until(lambda: service.stored == 100, "the file was removed, and the run resumes")
-    assert running.stop().returncode == 0
+def test_a_run_that_is_held_back_stops_at_once_with_unread_records_pending(tail: Tail):
+    append(tail.file, *FOREIGN)
+    tail.start().wait_for("delivery_paused")
+    assert tail.running.stop().returncode == 0
+    tail.file.unlink()
+    tail.append(0, 100, "app.ndjson.good")
+    tail.start()
+    tail.wait(100)
+    tail.stop(100, dead_lettered=LIMIT)
 
 
 # The clock --------------------------------------------------------------------------------------------------------
@@ -201,7 +181,7 @@ def test_good_records_are_not_dead_lettered_if_the_clock_is_a_year_behind(shippe
     shipper.shortened |= {"shipper.pipeline.packer.FAIL_FAST_S": 0.3}
     year_s = 365 * 86_400.0
     lines = [changed(line, Timestamp=now_by(year_s - 60 - number)) for number, line in enumerate(sample.lines[:5])]
-    file = write(shipper.folder, "events.ndjson", lines)
+    file = shipper.write("events.ndjson", *lines)
     with sandbox(clock_offset_seconds=year_s) as service:
         shipper.target = service.target
         result = shipper.backfill(file)
@@ -215,22 +195,8 @@ def test_good_records_are_not_dead_lettered_if_the_clock_is_a_year_behind(shippe
         assert shipper.backfill(file, settings=settings).counts() == (5, 5, 0, 0, 0)
 
 
-def test_records_with_times_in_the_future_become_dead_letters(shipper: Shipper, service: Service, sample: Sample):
-    file = write(
-        shipper.folder, "events.ndjson", [changed(line, Timestamp=now_by(86_400)) for line in sample.lines[:300]]
-    )
-    result = shipper.backfill(file)
-    assert (result.returncode, result.counts()) == (3, (300, 0, 300, 0, 0))
-    assert {letter.rule for letter in shipper.read_state().dead_letters} == {"timestamp"}
-    assert "max_future_seconds" in shipper.read_state().dead_letters[0].message
-
-
-def test_delivery_waits_for_a_service_that_cannot_be_asked_for_the_time(
-    shipper: Shipper, sample: Sample, service: Service
-):
-    file = write(
-        shipper.folder, "events.ndjson", [changed(line, Timestamp=now_by(86_400)) for line in sample.lines[:300]]
-    )
+def test_delivery_waits_for_a_service_that_cannot_be_asked_for_the_time(shipper: Shipper, sample: Sample):
+    file = shipper.write("events.ndjson", *[changed(line, Timestamp=now_by(86_400)) for line in sample.lines[:300]])
     right, shipper.target = shipper.target, shipper.target._replace(base_url="http://127.0.0.1:9")
     shipper.shortened |= {"shipper.pipeline.packer.FAIL_FAST_S": 0.3}
     result = shipper.backfill(file, settings={"delivery.give_up_after_seconds": 1})
@@ -241,14 +207,16 @@ def test_delivery_waits_for_a_service_that_cannot_be_asked_for_the_time(
     assert "was not found" in shipper.backfill(file).summary["message"]
     assert shipper.read_state().dead_letters == ()
     shipper.target = right
-    assert shipper.backfill(file).returncode == 3
+    result = shipper.backfill(file)
+    assert (result.returncode, result.counts()) == (3, (300, 0, 300, 0, 0)), "they are from the future"
+    assert {letter.rule for letter in shipper.read_state().dead_letters} == {"timestamp"}
+    assert "max_future_seconds" in shipper.read_state().dead_letters[0].message
 
 
 @pytest.mark.skipif(not FAKETIME, reason="libfaketime is not installed")
 def test_a_run_resumes_when_its_clock_is_corrected(shipper: Shipper, service: Service, sample: Sample):
-    clock = shipper.folder / "clock"
-    clock.write_text("-365d\n")
-    file = write(shipper.folder, "events.ndjson", [changed(line, Timestamp=now_by(-60)) for line in sample.lines[:300]])
+    clock = shipper.write("clock", b"-365d\n")
+    file = shipper.write("events.ndjson", *[changed(line, Timestamp=now_by(-60)) for line in sample.lines[:300]])
     running = shipper.start(
         "run",
         settings={**QUICK, "input.include": json.dumps([str(file)])},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from itertools import chain, repeat
-from pathlib import Path
 
 import pytest
 
@@ -97,12 +96,11 @@ def floods() -> list[Flood]:
 
 
 @pytest.mark.parametrize("between", [CLOSING, ACCEPTED], ids=["first on a connection", "later on a connection"])
-def test_no_answer_ends_the_run_or_is_read_for_ever(between: bytes, shipper: Shipper, sample: Sample, tmp_path: Path):
+def test_no_answer_ends_the_run_or_is_read_for_ever(between: bytes, shipper: Shipper, sample: Sample):
     """On new connections, and on reused ones, where a broken answer may indicate a stale connection."""
     endless = floods()
     hostile: list[Reply] = [*map(and_end, ANSWERS), *endless]
-    file = tmp_path / "events.ndjson"
-    file.write_bytes(b"".join(sample.lines[: len(hostile) + 1]))
+    file = shipper.write("events.ndjson", *sample.lines[: len(hostile) + 1])
     replies = [between, *chain.from_iterable((reply, between) for reply in hostile)]
     with Origin(*replies) as origin:
         shipper.target = shipper.target._replace(base_url=origin.url)
@@ -126,18 +124,13 @@ def test_no_answer_ends_the_run_or_is_read_for_ever(between: bytes, shipper: Shi
 
 
 @pytest.mark.parametrize("expires_in", [ZEROS, b'"%b"' % ZEROS, DIGITS, b"-" + ZEROS, b"1e400", b"true", b"[]"])
-def test_a_token_with_any_lifetime_is_used(expires_in: bytes, shipper: Shipper, sample: Sample, tmp_path: Path):
-    file = tmp_path / "events.ndjson"
-    file.write_bytes(b"".join(sample.lines[:10]))
+def test_a_token_with_any_lifetime_is_used(expires_in: bytes, shipper: Shipper, sample: Sample):
+    file = shipper.write("events.ndjson", *sample.lines[:10])
     good = answer(b'{"access_token":"a","token_type":"Bearer"}', b"200 OK")
     granted = answer(b'{"access_token":"a","token_type":"Bearer","expires_in":%b}' % expires_in, b"200 OK")
     with Origin(granted, good) as tokens, Origin() as origin:
         shipper.target = shipper.target._replace(base_url=origin.url)
-        shipper.config.write_text(
-            shipper.config.read_text().replace('token = { env = "INTAKE_TOKEN" }\n', "")
-            + f'[intake.oauth2]\ntoken_url = "{tokens.url}/token"\nclient_id = "x"\n'
-            'client_secret = { env = "INTAKE_TOKEN" }\n'
-        )
+        shipper.use_oauth2(token_url=f"{tokens.url}/token", client_id="x", client_secret={"env": "INTAKE_TOKEN"})
         result = shipper.backfill(file, settings={"delivery.retry_initial_seconds": 0.1})
     assert (result.returncode, result.counts()) == (0, (10, 10, 0, 0, 0))
     assert tokens.requests

@@ -6,15 +6,13 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service
-from tests.e2e.files import append, open_files, wait_for_events
-from tests.e2e.operated import Admin, Start
+from tests.e2e.files import Tail, open_files
+from tests.e2e.operated import Admin
 
 BEGINNINGS = (b"", b"G", b"GET / HTTP/1.1\r\n", b"GET /status HTTP/1.1\r\nHost: x\r\nX-Slow: ", b"POST / HTTP/1.1\r\n")
 MALFORMED = (
@@ -52,30 +50,30 @@ def _hold(stack: ExitStack, admin: Admin, count: int) -> list[socket.socket]:
 
 
 def test_clients_with_unfinished_requests_disturb_neither_the_pipeline_nor_the_probes(
-    start: Start, folder: Path, service: Service, sample: Sample, connections: ExitStack
+    tail: Tail, connections: ExitStack
 ):
-    append(folder / "a.ndjson", sample.lines[:10])
-    running = start()
+    tail.append(0, 10)
+    running = tail.start()
     admin = Admin(running)
     held = _hold(connections, admin, 200)
     assert admin.get("/healthz").status_code == 200, "it answers at once"
-    wait_for_events(running, service, sample.ids[:10])
+    tail.wait(10)
     for number in range(10, 20):
         _hold(connections, admin, 5)
-        append(folder / "a.ndjson", [sample.lines[number]])
+        tail.append(number, number + 1)
         for client in held[:50]:
             with suppress(ConnectionError):  # requests that cannot become valid are disconnected
                 client.sendall(b"x")
         assert admin.get("/healthz").status_code == 200
         assert admin.get("/readyz").text == "ready\n"
-    wait_for_events(running, service, sample.ids[:20])
+    tail.wait(20)
     assert admin.get("/metrics").status_code == 200
     assert running.stop(limit_s=10).returncode == 0, "they delay the shutdown"
 
 
-def test_each_of_many_simultaneous_clients_is_read_before_it_can_be_disconnected(start: Start, connections: ExitStack):
+def test_each_of_many_simultaneous_clients_is_read_before_it_can_be_disconnected(tail: Tail, connections: ExitStack):
     """One of them may be a probe. They connect while the process is suspended, after idle clients."""
-    running = start()
+    running = tail.start()
     admin = Admin(running)
     _hold(connections, admin, 40)
     running.process.send_signal(signal.SIGSTOP)
@@ -89,19 +87,15 @@ def test_each_of_many_simultaneous_clients_is_read_before_it_can_be_disconnected
     assert {client.recv(1000)[:13] for client in crowd} == {b"HTTP/1.1 200 "}
 
 
-def test_files_are_read_though_clients_outnumber_the_descriptors(
-    start: Start, folder: Path, service: Service, sample: Sample, connections: ExitStack
-):
-    append(folder / "a.ndjson", sample.lines[:10])
-    running = start(prefix=["prlimit", "--nofile=160", "--"])
+def test_files_are_read_though_clients_outnumber_the_descriptors(tail: Tail, connections: ExitStack):
+    tail.append(0, 10)
+    running = tail.start(prefix=["prlimit", "--nofile=160", "--"])
     admin = Admin(running)
-    wait_for_events(running, service, sample.ids[:10])
+    tail.wait(10)
     _hold(connections, admin, 300)
-    append(folder / "a.ndjson", sample.lines[10:20])
-    wait_for_events(running, service, sample.ids[:20])
-    (folder / "a.ndjson").rename(folder / "a.ndjson.1")
-    append(folder / "a.ndjson", sample.lines[20:30])
-    wait_for_events(running, service, sample.ids[:30])
+    tail.deliver(10)
+    tail.file.rename(tail.folder / "app.ndjson.1")
+    tail.deliver(10)
     connections.close()
     running.wait_until(lambda: _answers(admin), "it answers again after they have disconnected")
     assert running.stop(limit_s=10).returncode == 0
@@ -114,13 +108,11 @@ def _answers(admin: Admin) -> bool:
         return False
 
 
-def test_a_malformed_request_is_answered_or_disconnected_without_harm(
-    start: Start, folder: Path, service: Service, sample: Sample
-):
-    append(folder / "a.ndjson", sample.lines[:10])
-    running = start()
+def test_a_malformed_request_is_answered_or_disconnected_without_harm(tail: Tail):
+    tail.append(0, 10)
+    running = tail.start()
     admin = Admin(running)
-    wait_for_events(running, service, sample.ids[:10])
+    tail.wait(10)
     for data in MALFORMED:
         with socket.create_connection(_address(admin), timeout=10) as client:
             try:
@@ -134,14 +126,13 @@ def test_a_malformed_request_is_answered_or_disconnected_without_harm(
     before = len(open_files(running))
     assert admin.get("/healthz").status_code == 200
     assert len(open_files(running)) < before + len(MALFORMED) // 2  # the state store may have opened one or two files
-    append(folder / "a.ndjson", sample.lines[10:20])
-    wait_for_events(running, service, sample.ids[:20])
+    tail.deliver(10)
     result = running.stop()
     assert result.returncode == 0
 
 
-def test_a_refused_request_names_the_limit_it_exceeds(start: Start):
-    address = _address(Admin(start()))
+def test_a_refused_request_names_the_limit_it_exceeds(tail: Tail):
+    address = _address(Admin(tail.start()))
     own = b"Host: 127.0.0.1"
     for headers, words in (
         ([b"X: " + b"a" * 24_000], b"HTTP/1.1 431 ,16384 bytes"),
@@ -178,9 +169,9 @@ FOREIGN_HOSTS = (
 )
 
 
-def test_dns_rebinding_gives_no_access_to_the_admin_address(start: Start):
+def test_dns_rebinding_gives_no_access_to_the_admin_address(tail: Tail):
     """The requests come from a browser on this machine and name the page's host."""
-    running = start()
+    running = tail.start()
     admin = Admin(running)
     address = _address(admin)
     assert b"newest_dead_letters" in _answer(address, b"Host: 127.0.0.1:%d" % address[1])
@@ -199,9 +190,9 @@ def test_dns_rebinding_gives_no_access_to_the_admin_address(start: Start):
         assert not _answer(address, *headers).startswith(b"HTTP/1.1 2"), headers
 
 
-def test_the_admin_address_accepts_every_ip_address_and_the_names_in_admin_hosts_as_host(start: Start):
+def test_the_admin_address_accepts_every_ip_address_and_the_names_in_admin_hosts_as_host(tail: Tail):
     """An IP address cannot be rebound; probes use the address of a pod, and through a tunnel the port differs."""
-    running = start(settings={"admin.hosts": '["shipper.monitoring.svc", "Edge-1"]'})
+    running = tail.start(settings={"admin.hosts": '["shipper.monitoring.svc", "Edge-1"]'})
     address = _address(Admin(running))
     for host in (*OWN_HOSTS, "shipper.monitoring.svc", "SHIPPER.monitoring.svc.", "edge-1"):
         for port in ("", f":{address[1]}", ":80", ":19464"):
@@ -211,17 +202,16 @@ def test_the_admin_address_accepts_every_ip_address_and_the_names_in_admin_hosts
         assert _answer(address, b"Host: " + host).startswith(b"HTTP/1.1 421 "), host
 
 
-def test_the_admin_address_accepts_the_host_name_it_listens_on(start: Start):
-    running = start(settings={"admin.listen": "localhost:0"})
+def test_the_admin_address_accepts_the_host_name_it_listens_on(tail: Tail):
+    running = tail.start(settings={"admin.listen": "localhost:0"})
     address = _address(Admin(running))
     assert _answer(address, b"Host: localhost:%d" % address[1]).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize("written", ['["*"]', '["edge:9464"]', '["http://edge"]', '[""]', '["a b"]', '"a b"'])
-def test_an_invalid_host_name_in_the_settings_is_refused_with_the_key(written: str, start: Start):
-    result = start(settings={"admin.hosts": written}).finish()
-    assert result.returncode == 2
-    assert "admin.hosts" in result.stderr
+def test_an_invalid_host_name_in_the_settings_is_refused_with_the_key(written: str, tail: Tail):
+    result = tail.start(settings={"admin.hosts": written}).finish()
+    result.assert_ended(2, "admin.hosts")
 
 
 def test_dns_rebinding_gives_no_access_to_the_controls_of_the_sandbox(service: Service):

@@ -95,8 +95,7 @@ def reconciled(reporter: Reporter, shipper: Shipper, *options: str) -> Result:
 
 def assert_one_error(result: Result, what: str) -> None:
     """Assert that the error is one readable line without text from the answer."""
-    assert result.returncode == 1, (what, result)
-    assert "account 1001, 2026-10-01 to 2026-10-31: " in result.stderr, (what, result.stderr[:1000])
+    result.assert_ended(1, "account 1001, 2026-10-01 to 2026-10-31: ")
     assert len(result.stderr) < 2_000, (what, result.stderr[:1000])
 
 

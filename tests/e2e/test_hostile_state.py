@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper
+from tests.e2e.files import append
 
 PRECIOUS = b"precious\n"
 
@@ -19,7 +20,7 @@ PRECIOUS = b"precious\n"
 def used_directory(_sandbox: Service, sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A state directory that a shipper has used."""
     with Shipper(tmp_path_factory.mktemp("used") / "shipper", _sandbox.target) as shipper:
-        assert shipper.pipe(b"".join(sample.lines[:20])).returncode == 0
+        assert shipper.pipe(*sample.lines[:20]).returncode == 0
         return shipper.state
 
 
@@ -45,8 +46,7 @@ def test_a_link_in_place_of_a_state_file_is_not_followed(
     file = shipper.folder / "events.ndjson"
     names = ["state.db-wal", "state.db-shm", "live.json", ".live.json", "ledger.key", ".ledger.key"]
     for number, name in enumerate(names):
-        with file.open("ab") as out:
-            out.writelines(sample.lines[20 + number * 10 : 30 + number * 10])
+        append(file, *sample.lines[20 + number * 10 : 30 + number * 10])
         place = shipper.state / name
         place.unlink(missing_ok=True)
         place.symlink_to(outside)
@@ -78,8 +78,7 @@ def test_a_special_file_in_place_of_a_state_file_is_reported_and_never_opened(
     before = place.lstat()
     result = shipper.pipe(sample.lines[30], check=False)
     looked = shipper.run("status", check=False)
-    assert result.returncode == (2 if name == "lock" else 1), result.stderr
-    assert f"{place} is a " in result.stderr
+    result.assert_ended(2 if name == "lock" else 1, f"{place} is a ")
     if name != "lock":
         assert f"{place} is a " in looked.stderr
     assert (place.lstat().st_ino, outside.read_bytes(), service.stored) == (before.st_ino, PRECIOUS, 0)
@@ -101,9 +100,7 @@ def test_a_link_in_place_of_the_spool_is_not_followed(
     result = shipper.pipe(sample.lines[1], check=False)
     assert foreign.read_bytes() == sample.lines[0]
     assert sorted(path.name for path in outside.parent.iterdir()) == [foreign.name, "precious"]
-    assert result.returncode == 2
-    assert str(shipper.state / "spool") in result.stderr
-    assert "link" in result.stderr
+    result.assert_ended(2, str(shipper.state / "spool"), "link")
     assert service.stored == 0
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import signal
 import socket
 import subprocess
-import threading
 import unicodedata
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,6 +18,7 @@ import pytest
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import SHIPPER, Shipper, Target, changed, wait_until
 from tests.e2e.fake_service import FakeService, Reply
+from tests.e2e.surroundings import Terminal
 from tests.e2e.warm_start import start
 from tests.report_documents import brand, entry
 from tests.report_service import ReportService, document, ok
@@ -52,32 +51,20 @@ def on_terminal(
         until: End the command with Ctrl-C once this text appears.
         then: Called before that with the output so far.
     """
-    screen, terminal = pty.openpty()
-    seen = bytearray()
-
-    def watch() -> None:
-        while True:
-            try:
-                seen.extend(os.read(screen, 65_536))
-            except OSError:  # no process has the terminal open any more
-                return
-
-    watching = threading.Thread(target=watch)
-    watching.start()
     environment = {**shipper.environment(), "TERM": "dumb", "COLUMNS": "20000", **env}
-    try:
+    with Terminal() as terminal:
         process = start(
             [SHIPPER, *arguments],
             stdin=subprocess.PIPE,
-            stdout=terminal,
-            stderr=terminal,
+            stdout=terminal.descriptor,
+            stderr=terminal.descriptor,
             cwd=shipper.folder,
             env=environment,
         )
         try:
             if until:
-                wait_until(lambda: until.encode() in seen or process.poll() is not None, until, limit_s=25)
-                then(seen.decode(errors="replace"))
+                wait_until(lambda: until.encode() in terminal.shown or process.poll() is not None, until, limit_s=25)
+                then(terminal.shown.decode(errors="replace"))
                 process.send_signal(signal.SIGINT)
             with suppress(BrokenPipeError), process.stdin:
                 process.stdin.write(stdin)
@@ -85,12 +72,8 @@ def on_terminal(
         finally:
             process.kill()
             process.wait()
-    finally:
-        os.close(terminal)
-        watching.join(10)
-        os.close(screen)
     assert process.returncode >= 0, (arguments, process.returncode)
-    text = seen.decode(errors="surrogateescape").replace("\r\n", "\n")
+    text = terminal.shown.decode(errors="surrogateescape").replace("\r\n", "\n")
     assert "Traceback" not in text, (arguments, text[-2000:])
     return text
 
@@ -106,21 +89,32 @@ def assert_harmless(text: str, command: object, *, is_folded: bool = False) -> N
     assert is_folded or not any(line.startswith('{"event":"forged"}') for line in bare.split("\n")), command
 
 
+def hostile_words(fake: FakeService, refusal: Mapping[str, object] = {"message": TEXT}) -> None:
+    """Make the service refuse every second batch with a hostile message."""
+    refused = json.dumps(refusal).encode()
+    fake.default = lambda: Reply(422, refused) if len(fake.bodies) % 2 else Reply()
+
+
+def hostile_lines(sample: Sample, at: int) -> bytes:
+    """Return hostile lines: valid records, and ones that a rule or the service refuses."""
+    lines = sample.lines[at : at + 9]
+    odd = [changed(lines[0], AffiliateID=TEXT[:200]), changed(lines[1], **{TEXT: 1}), changed(lines[2], IP=TEXT)]
+    return b"".join([*odd, *lines[3:], TEXT.encode(), b"\n"])
+
+
+def write_hostile_files(shipper: Shipper, sample: Sample) -> None:
+    """Write hostile lines into files with hostile names."""
+    for at, name in ((0, NAME), (9, os.fsdecode(b"bytes\xff\xfe" + NAME.encode()[:20]))):
+        shipper.write(f"logs/{name}", hostile_lines(sample, at))
+
+
 @pytest.fixture
 def shipped(shipper: Shipper, fake: FakeService, sample: Sample) -> Shipper:
     """A shipper that has shipped files with hostile names and fields to a service with hostile messages."""
-    folder = shipper.folder / "logs"
-    folder.mkdir()
-    refused = json.dumps({"rejected": [{"index": 0, "message": TEXT}]}).encode()
-    fake.default = lambda: Reply(422, refused) if len(fake.bodies) % 2 else Reply()
-    shipper.target = fake.target
-    for index, name in enumerate((NAME, os.fsdecode(b"bytes\xff\xfe" + NAME.encode()[:20]))):
-        lines = sample.lines[index * 9 : index * 9 + 9]
-        odd = [changed(lines[0], AffiliateID=TEXT[:200]), changed(lines[1], **{TEXT: 1}), changed(lines[2], IP=TEXT)]
-        (folder / name).write_bytes(b"".join([*odd, *lines[3:], TEXT.encode() + b"\n"]))
-    result = shipper.backfill(folder, settings={"batch.max_events": 2, "delivery.concurrency": 1})
+    hostile_words(fake, {"rejected": [{"index": 0, "message": TEXT}]})
+    write_hostile_files(shipper, sample)
+    result = shipper.backfill("logs", settings={"batch.max_events": 2, "delivery.concurrency": 1})
     assert result.returncode == 3
-    assert result.summary
     assert result.summary["accepted"] >= 2
     assert result.summary["dead_lettered"] >= 4
     return shipper
@@ -160,31 +154,14 @@ def test_no_record_name_or_answer_can_control_the_terminal(shipped: Shipper):
 FORMS = ("console", "json")
 
 
-def hostile_words(fake: FakeService) -> None:
-    """Make the service refuse every second batch with a hostile message."""
-    refused = json.dumps({"message": TEXT}).encode()
-    fake.default = lambda: Reply(422, refused) if len(fake.bodies) % 2 else Reply()
-
-
-def hostile_lines(sample: Sample, at: int) -> bytes:
-    """Return hostile lines: valid records, and ones that a rule or the service refuses."""
-    lines = sample.lines[at : at + 6]
-    odd = [changed(lines[0], AffiliateID=TEXT[:200]), changed(lines[1], **{TEXT: 1}), changed(lines[2], IP=TEXT)]
-    return b"".join([*odd, *lines[3:], TEXT.encode(), b"\n"])
-
-
 @pytest.mark.parametrize("log_format", FORMS)
 def test_no_text_can_control_the_terminal_of_a_sidecar(
     log_format: str, shipper: Shipper, fake: FakeService, sample: Sample
 ):
-    folder = shipper.folder / "logs"
-    folder.mkdir()
     hostile_words(fake)
-    shipper.target = fake.target
-    for at, name in ((0, NAME), (6, os.fsdecode(b"bytes\xff\xfe" + NAME.encode()[:20]))):
-        (folder / name).write_bytes(hostile_lines(sample, at))
+    write_hostile_files(shipper, sample)
     debug = ("--log-level", "debug", "--log-format", log_format)
-    command = ("run", f"{folder}/*", *debug, "--set", "batch.max_events=1", "--config", shipper.config)
+    command = ("run", f"{shipper.folder}/logs/*", *debug, "--set", "batch.max_events=1", "--config", shipper.config)
     text = on_terminal(shipper, *command, until="record_rejected")
     assert_harmless(text, command)
 
@@ -194,7 +171,6 @@ def test_no_text_can_control_the_terminal_of_a_pipe(
     log_format: str, shipper: Shipper, fake: FakeService, sample: Sample
 ):
     hostile_words(fake)
-    shipper.target = fake.target
     debug = ("--log-level", "debug", "--log-format", log_format)
     for options in (debug, ("--summary", "json")):
         command = ("pipe", *options, "--set", "batch.max_events=1", "--config", shipper.config)
@@ -241,33 +217,11 @@ def test_no_command_line_argument_can_control_the_terminal(shipper: Shipper):
         assert_harmless(on_terminal(shipper, *command, env={"TMPDIR": str(folder)}), command)
 
 
-@pytest.mark.parametrize("log_format", FORMS)
-def test_no_text_can_control_a_terminal_that_shows_the_logs(
-    log_format: str, shipper: Shipper, fake: FakeService, sample: Sample
-):
-    folder = shipper.folder / "logs"
-    folder.mkdir()
-    fake.default = lambda: Reply(422, json.dumps({"message": TEXT}).encode()) if len(fake.bodies) % 2 else Reply()
-    shipper.target = fake.target
-    for index, name in enumerate((NAME, os.fsdecode(b"bytes\xff\xfe" + NAME.encode()[:20]))):
-        (folder / name).write_bytes(b"{}\n" + sample.lines[index])
-    debug = ("--log-level", "debug", "--log-format", log_format)
-    result = shipper.backfill(folder, *debug)
-    assert "record_rejected" in result.stderr
-    assert_harmless(result.stderr, log_format)
-
-
 def test_no_text_in_a_report_can_control_the_terminal(shipped: Shipper):
     brands = [brand(entry(name=TEXT, reporting_currency=TEXT), name=TEXT)]
     with ReportService() as origin:
         origin.rule = lambda asked: ok(document(asked, brands=brands, reporting_currency=TEXT, reporting_time=TEXT))
-        target = Target(origin.url, "the-key", "the-token")
-        with shipped.config.open("a") as file:
-            file.write(
-                f'[report]\nbase_url = "{target.base_url}"\n'
-                'subscription_key = { env = "REPORT_KEY" }\ntoken = { env = "REPORT_TOKEN" }\n'
-            )
-        env = {"REPORT_KEY": target.subscription_key, "REPORT_TOKEN": target.token}
+        env = Reporter(shipped, Target(origin.url, "the-key", "the-token")).environment
         days = ("1001", "2026-10-01", "2026-10-31")
         for command in (
             *(("report", *days, "--checks", "--format", form) for form in ("table", "csv", "ndjson", "json", "html")),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
-import threading
 from collections import Counter
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -16,7 +15,7 @@ from statistics import median
 from shipper.sandbox.samples import sample_lines
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper, event_ids, wait_until
-from tests.e2e.fake_service import HANG, FakeService
+from tests.e2e.surroundings import feeding, spooled
 
 KILLS = 6
 EVENTS = 8000
@@ -89,8 +88,7 @@ def test_backfill_killed_at_random_moments_loses_nothing(
 ):
     lines = sample.lines[:EVENTS]
     bad = {index: b'{"bad": %d}\n' % index for index in rng.sample(range(EVENTS), 200)}
-    file = shipper.folder / "events.ndjson"
-    file.write_bytes(b"".join(bad.get(index, b"") + line for index, line in enumerate(lines)))
+    file = shipper.write("events.ndjson", *(bad.get(index, b"") + line for index, line in enumerate(lines)))
     kills = cuts = 0
     while kills < KILLS:
         # Ship new files until one is finished after enough kills.
@@ -125,8 +123,7 @@ def test_a_kill_long_before_the_commit_interval_repeats_few_records_though_each_
 ):
     """Many settled records trigger a save; with the interval alone, all events received would be sent again."""
     count = 40_000
-    file = shipper.folder / "sparse.ndjson"
-    file.write_bytes(b"".join(sample_lines(count, end=datetime.now(UTC), profile="sparse")))
+    file = shipper.write("sparse.ndjson", *sample_lines(count, end=datetime.now(UTC), profile="sparse"))
     slowly = {"state.commit_interval_seconds": 60, "delivery.rate_limit_events_per_second": 20_000}
     running = shipper.start("backfill", file, "--summary", "json", settings=slowly)
     wait_until(lambda: running.has_ended or service.received >= 26_000, "26,000 records")
@@ -148,37 +145,36 @@ def test_pipe_killed_at_random_moments_loses_no_spooled_record(
     ledger = Ledger(shipper, service)
     kills = filled = 0
     torn: list[bytes] = []
-    spooled: set[bytes] = set()
+    kept: set[bytes] = set()
     nexts = itertools.cycle(rng.sample(["killed recovery", "recovery", "more input"], 3))
 
     def recover() -> None:
         """Run it to its end without input: earlier spooled records must arrive."""
         result = shipper.pipe()
         assert result.returncode in {0, 3}
-        assert service.holds(event_ids(spooled)), "spooled records were lost"
+        assert service.holds(event_ids(kept)), "spooled records were lost"
         assert not list(Path(shipper.state, "spool").iterdir()), "the spool is not empty"
-        spooled.clear()
+        kept.clear()
         ledger.note(is_kill=False)
 
     while kills < KILLS:
-        running = shipper.start("pipe", "--summary", "json", settings=SLOW, stdin=subprocess.PIPE)
+        running = shipper.open_pipe(settings=SLOW)
         # The producer stops within a line and keeps its end of the pipe open, so the input has not ended.
         # A process killed in mid-work has more input than it sends before the kill, and none was sent before.
         data = b"".join(lines[kills * EVENTS : (kills + 1) * EVENTS])
         least = len(lines[0]) if is_at_start(kills) else len(data) // 5
         fed = data[: rng.randrange(least, len(data))]
-        producer = threading.Thread(target=_write, args=(running, fed))
-        producer.start()
+        producer = feeding(running, fed)
         was_killed = kill_at_random(running, service, rng, kills, events=fed.count(b"\n"))
         producer.join(10)
         assert was_killed, "its input had not ended"
         kills += 1
         ledger.note()
 
-        found = _spooled_lines(shipper)
+        found = [line for _, content in spooled(shipper) for line in content.splitlines(keepends=True)]
         torn += [line for line in found if not line.endswith(b"\n")]
         filled += bool(everything.intersection(found))
-        spooled |= everything.intersection(found)
+        kept |= everything.intersection(found)
         what_next = next(nexts)
         if what_next == "killed recovery" and kills < KILLS:
             if kill_at_random(shipper.start("pipe", "--summary", "json", settings=SLOW), service, rng, kills):
@@ -191,7 +187,7 @@ def test_pipe_killed_at_random_moments_loses_no_spooled_record(
     ledger.assert_few_repeats()
     assert ledger.cuts >= 3, "too few were killed in mid-work"
 
-    last = shipper.pipe(b"".join(lines))
+    last = shipper.pipe(*lines)
     read, accepted, dead_lettered, duplicates, pending = last.counts()
     assert (last.returncode, read, dead_lettered, pending) == (0, len(lines), 0, 0)
     assert accepted + duplicates == len(lines), "events accepted from an earlier process count as duplicates"
@@ -200,39 +196,3 @@ def test_pipe_killed_at_random_moments_loses_no_spooled_record(
     service.assert_holds_exactly(sample.ids[: len(lines)])
     letters = Counter(letter.raw for letter in shipper.read_state().dead_letters)
     assert letters <= Counter(torn), "a dead letter that is not the torn end of a spool"
-
-
-def _write(running: Running, data: bytes) -> None:
-    with suppress(BrokenPipeError, ValueError):  # the reader was killed
-        running.stdin.write(data)
-        running.stdin.flush()
-
-
-def _spooled_lines(shipper: Shipper) -> list[bytes]:
-    """Return the lines in the segments; the checkpoint may have passed some of them."""
-    return [
-        line
-        for path in sorted(Path(shipper.state, "spool").glob("*"))
-        for line in path.read_bytes().splitlines(keepends=True)
-    ]
-
-
-def test_an_outstanding_answer_holds_the_checkpoint_back(shipper: Shipper, fake: FakeService, sample: Sample):
-    """Later batches are accepted but not the first: everything from the first on is sent again."""
-    shipper.target = fake.target
-    fake.plan(HANG)
-    file = shipper.folder / "events.ndjson"
-    file.write_bytes(b"".join(sample.lines[:600]))
-    settings = {"batch.max_events": 100, "delivery.concurrency": 4, "delivery.drain_timeout_seconds": 0.1}
-    running = shipper.start("backfill", file, "--summary", "json", settings=settings)
-    running.wait_until(lambda: fake.answered == 5, "five batches of six are accepted")
-    stopped = running.stop()  # a stop saves everything that may be saved
-    assert (stopped.returncode, stopped.summary["outcome"]) == (4, "aborted")
-    fake.release()
-    position = sample.ids.index(fake.event_ids(fake.bodies[:1])[0])
-    assert stopped.counts() == (600, position, 0, 0, 600 - position)
-
-    again = shipper.backfill(file, settings=settings)
-    assert again.returncode == 0
-    assert again.counts() == (600 - position, 600 - position, 0, 0, 0)
-    assert set(fake.event_ids(fake.bodies[6:])) == set(sample.ids[position:600])

@@ -142,15 +142,13 @@ def test_records_taken_before_a_kill_are_delivered_after_the_next_start(
 def test_undelivered_records_are_delivered_by_the_next_process_on_the_state_directory(
     shipper: Shipper, service: Service, fake: FakeService, sample: Sample, embed: Embed
 ):
-    target, shipper.target = shipper.target, fake.target
     fake.default = HANG
     first = embed(sample.lines[:500], settings={**SLOW, "DELIVERY__DRAIN_TIMEOUT_SECONDS": "0.1"}).finish()
     assert (first.returncode, first.counts()) == (0, (500, 0, 0, 0, 500))
     fake.release()
-    shipper.target = target
+    shipper.target = service.target
     left = shipper.state.rename(shipper.folder / "left")
-    file = shipper.folder / "events.ndjson"
-    file.write_bytes(sample.lines[500])
+    file = shipper.write("events.ndjson", sample.lines[500])
     for follower in ("application", "pipe", "backfill", "run"):
         service.reset()
         shutil.rmtree(shipper.state, ignore_errors=True)
@@ -171,7 +169,7 @@ def test_undelivered_records_are_delivered_by_the_next_process_on_the_state_dire
         service.assert_holds_exactly(sample.ids[:501])
 
 
-def test_the_documented_example_runs_and_logs_nothing_to_stdout(shipper: Shipper, service: Service, embed: Embed):
+def test_the_documented_example_runs_and_logs_nothing_to_stdout(service: Service, embed: Embed):
     document = inspect.getdoc(EmbeddedShipper) or ""
     start, end = document.index("    import os"), document.index("anyio.run(main)\n") + len("anyio.run(main)\n")
     result = embed([], code=textwrap.dedent(document[start:end])).finish()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import tomllib
 from pathlib import Path
@@ -13,8 +12,7 @@ from shipper.cli.config import toml_value
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Shipper
 from tests.e2e.fake_service import FakeService, events_of
-
-pytestmark = pytest.mark.usefixtures("ships_to_fake")
+from tests.e2e.surroundings import csv_of, documents
 
 NAMES = {
     "EventId": "event_uuid",
@@ -34,19 +32,12 @@ NAMES = {
 RECORDS = 50
 
 
-def export(path: Path, sample: Sample) -> Path:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, delimiter=";")
-        writer.writerow([*NAMES.values(), "newsletter"])
-        for line in sample.lines[:RECORDS]:
-            writer.writerow([*json.loads(line).values(), "yes"])
-    return path
-
-
 def test_an_export_with_other_column_names_is_shipped_with_the_suggested_mapping(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
-    path = export(shipper.folder / "export.csv", sample)
+    events = documents(sample.lines[:RECORDS])
+    rows = [{NAMES[field]: value for field, value in event.items()} | {"newsletter": "yes"} for event in events]
+    path = shipper.write("export.csv", csv_of(rows, delimiter=";"))
     suggested = shipper.run("mapping", "suggest", path)
     assert suggested.returncode == 0, suggested
     assert 'BTag = "x1"  # guessed from its values' in suggested.stdout
@@ -58,9 +49,7 @@ def test_an_export_with_other_column_names_is_shipped_with_the_suggested_mapping
     settings = {"records.mapping": f"{{{', '.join(written)}}}"}
     assert shipper.run("validate", path, settings=settings).returncode == 0
     assert shipper.backfill(path, settings=settings).counts() == (RECORDS, RECORDS, 0, 0, 0)
-    assert [event for body in fake.stored for event in events_of(body)] == [
-        json.loads(line) for line in sample.lines[:RECORDS]
-    ]
+    assert [event for body in fake.stored for event in events_of(body)] == events
 
 
 @pytest.mark.parametrize(
@@ -81,15 +70,12 @@ def test_an_export_with_other_column_names_is_shipped_with_the_suggested_mapping
     ],
 )
 def test_a_file_without_records_is_described(shipper: Shipper, data: bytes, words: str):
-    path = shipper.folder / "export.ndjson"
-    path.write_bytes(data)
-    checked = shipper.run("validate", path)
+    checked = shipper.run("validate", shipper.write("export.ndjson", data))
     assert (checked.returncode, words in checked.stdout) == (3, True), checked
 
 
 def test_values_that_may_have_been_taken_for_column_names_are_not_shown(shipper: Shipper):
-    path = shipper.folder / "export.csv"
-    path.write_text("brisk_otter,192.0.2.77\ncalm_heron,192.0.2.78\n")
+    path = shipper.write("export.csv", b"brisk_otter,192.0.2.77\ncalm_heron,192.0.2.78\n")
     suggested = shipper.run("mapping", "suggest", path)
     assert (suggested.returncode, "is the first row a header?" in suggested.stderr) == (2, True), suggested
     checked = shipper.run("validate", path, settings={"input.format": "csv"})
@@ -102,8 +88,7 @@ def test_values_that_may_have_been_taken_for_column_names_are_not_shown(shipper:
 
 def test_each_broken_rule_is_counted_and_values_are_shown_only_on_request(shipper: Shipper, sample: Sample):
     record = json.loads(sample.lines[0]) | {"IP": "10.0.0.300", "ConsumerCountry": "Malta"}
-    path = shipper.folder / "events.ndjson"
-    path.write_text(json.dumps(record))
+    path = shipper.write("events.ndjson", json.dumps(record).encode())
     checked = shipper.run("validate", path)
     assert "\nip: 1\n" in checked.stdout
     assert "\ncountry: 1\n" in checked.stdout
@@ -146,12 +131,8 @@ IN_USE = {
 }
 
 
-def local_export(path: Path, *rows: dict[str, str]) -> Path:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(LOCAL), delimiter=";")
-        writer.writeheader()
-        writer.writerows(LOCAL | row for row in rows)
-    return path
+def local_export(shipper: Shipper, *rows: dict[str, str]) -> Path:
+    return shipper.write("export.csv", csv_of([LOCAL | row for row in rows], delimiter=";"))
 
 
 def mapping_in_use(**changes: object) -> dict[str, object]:
@@ -161,7 +142,7 @@ def mapping_in_use(**changes: object) -> dict[str, object]:
 def test_settings_that_correct_records_are_suggested_and_a_mapping_in_use_is_not(shipper: Shipper):
     odd = 'New\N{NO-BREAK SPACE}"Z"\\\N{SOFT HYPHEN}'
     countries = [{"country": name} for name in ("Malta", "Deutschland", "Malta", odd, "MALTA", "Eire", "Malta")]
-    path = local_export(shipper.folder / "export.csv", *countries)
+    path = local_export(shipper, *countries)
     hidden = shipper.run("validate", path, settings=mapping_in_use())
     assert not any(f"{value}'" in hidden.stdout for value in ("Malta", "Deutschland", "Casino Royal"))
     assert "[records.mapping]\n" not in hidden.stdout, "a mapping is in use"
@@ -195,7 +176,7 @@ def test_settings_that_correct_records_are_suggested_and_a_mapping_in_use_is_not
 
 
 def test_only_columns_missing_from_the_mapping_in_use_are_suggested(shipper: Shipper):
-    path = local_export(shipper.folder / "export.csv", {})
+    path = local_export(shipper, {})
     in_use = {field: source for field, source in IN_USE.items() if field not in {"Username", "BrandID"}}
     in_use["ConsumerStatus"] = "Status"
     checked = shipper.run("validate", path, settings={"records.mapping": toml_value(in_use)}).stdout
@@ -237,7 +218,7 @@ def test_each_finding_names_the_setting_that_corrects_it(
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
 def test_csv_without_a_known_header_and_other_encodings_are_recognised(shipper: Shipper, encoding: str):
     rows = f"{';'.join(LOCAL.values())}\n".replace("Malta", "C\xf4te").encode(encoding) * 3
-    (shipper.folder / "export.csv").write_bytes(rows)
+    shipper.write("export.csv", rows)
     advice = "iconv -f WINDOWS-1252 -t UTF-8" if encoding == "latin-1" else 'set input.format = "csv"'
     for checked in (
         shipper.run("validate", "-", data=rows),
@@ -250,36 +231,34 @@ def test_csv_without_a_known_header_and_other_encodings_are_recognised(shipper: 
 
 @pytest.mark.parametrize("rows", ["EventId;IP;IP\n1;2;3\n", "EventId;IP;BTag\n1;2;3;\n"])
 def test_a_known_header_is_not_reported_as_unknown(shipper: Shipper, rows: str):
-    path = shipper.folder / "export.csv"
-    path.write_text(rows)
+    path = shipper.write("export.csv", rows.encode())
     assert "no column has a known name" in shipper.run("validate", "-", data=b"1;2;3\n4;5;6\n").stdout
     for checked in (shipper.run("validate", "-", data=rows.encode()), shipper.run("validate", path)):
         assert checked.returncode != 0, checked
         assert "no column has a known name" not in checked.stdout + checked.stderr
 
 
+LATIN = ";".join([*LOCAL, "br\xefsk"])
+
+
 @pytest.mark.parametrize(
-    ("encoding", "words"),
-    [("latin-1", "it is not UTF-8; convert it, for example: iconv -f WINDOWS-1252"), ("utf-16", "iconv -f UTF-16")],
+    ("data", "words"),
+    [
+        (LATIN.encode("latin-1"), "it is not UTF-8; convert it, for example: iconv -f WINDOWS-1252"),
+        (LATIN.encode("utf-16"), "iconv -f UTF-16"),
+        (b"EventId,IP\n", "it has no records"),
+    ],
+    ids=["latin-1", "utf-16", "only a header"],
 )
-def test_suggest_names_the_encoding_of_a_file_that_is_not_utf_8(shipper: Shipper, encoding: str, words: str):
-    path = local_export(shipper.folder / "export.csv", {})
-    path.write_bytes(path.read_text().replace("brisk", "br\xefsk").encode(encoding))
-    suggested = shipper.run("mapping", "suggest", path)
+def test_suggest_says_why_it_suggests_nothing(shipper: Shipper, data: bytes, words: str):
+    suggested = shipper.run("mapping", "suggest", shipper.write("export.csv", data))
     assert (suggested.returncode, words in suggested.stderr) == (2, True), suggested
-
-
-def test_suggest_says_that_a_file_with_only_a_header_has_no_records(shipper: Shipper):
-    path = shipper.folder / "export.csv"
-    path.write_text("EventId,IP\n")
-    suggested = shipper.run("mapping", "suggest", path)
-    assert (suggested.returncode, "it has no records" in suggested.stderr) == (2, True), suggested
     assert "no field has a known name" not in suggested.stderr
 
 
 def test_times_that_do_not_exist_are_reported_as_such(shipper: Shipper):
     times = ["2026-03-29 02:30:00", "2026-02-30 12:00:00", "2026-02-28 24:00:00"]
-    path = local_export(shipper.folder / "export.csv", *({"registered_at": time} for time in times))
+    path = local_export(shipper, *({"registered_at": time} for time in times))
     checked = shipper.run("validate", path, settings={**mapping_in_use(), "records.assume_timezone": "Europe/Malta"})
     for words in ("in records.assume_timezone, because the clocks", "a date that does not", "a time of day that does"):
         assert words in checked.stdout
@@ -287,8 +266,7 @@ def test_times_that_do_not_exist_are_reported_as_such(shipper: Shipper):
 
 
 def test_no_field_is_reported_missing_from_a_line_that_is_no_record(shipper: Shipper):
-    path = shipper.folder / "events.ndjson"
-    path.write_text("broken\n")
+    path = shipper.write("events.ndjson", b"broken\n")
     checked = shipper.run("validate", path, settings={"records.mapping": '{IP="ip"}'})
     assert (checked.returncode, "NAME" in checked.stdout) == (3, False), checked
 
@@ -306,7 +284,7 @@ def test_obstacles_to_a_derived_event_id_are_reported(shipper: Shipper, sample: 
 
 def test_a_column_with_many_values_is_not_suggested_as_codes(shipper: Shipper):
     rows = [{"country": f"a_login_{number}"} for number in range(60)]
-    path = local_export(shipper.folder / "export.csv", *rows)
+    path = local_export(shipper, *rows)
     shown = shipper.run("validate", path, "--show-values", settings=mapping_in_use()).stdout
     assert "more than 50 different values: is this the right column?" in shown
     assert "a_login_9'" not in shown
@@ -314,7 +292,7 @@ def test_a_column_with_many_values_is_not_suggested_as_codes(shipper: Shipper):
 
 def test_values_in_a_mapping_are_compared_exactly(shipper: Shipper, fake: FakeService):
     rows = [{"country": name} for name in ("Malta", "malta", " Malta", "MT", "mt")]
-    path = local_export(shipper.folder / "export.csv", *rows)
+    path = local_export(shipper, *rows)
     ok = {"from": "currency", "values": {"Euro": "EUR"}}
     mapping = mapping_in_use(
         ConsumerCountry={"from": "country", "values": {"Malta": "DE"}},
@@ -333,11 +311,10 @@ def test_values_in_a_mapping_are_compared_exactly(shipper: Shipper, fake: FakeSe
     assert countries == ["DE", "MT", "MT"], "unlisted values are normalized as usual"
 
 
-def test_the_suggested_mapping_is_valid_toml_for_all_names(shipper: Shipper, sample: Sample):
+def test_the_suggested_mapping_is_valid_toml_for_all_names(shipper: Shipper):
     names = ['"ip" \\', "player id\n[x]", "country\u2028\U0001f40e", "login\x7f", "a.b"]
     record = dict(zip(names, ["192.0.2.1", 5, "GB", "x", 1], strict=True))
-    path = shipper.folder / "events.ndjson"
-    path.write_text(json.dumps(record) + "\n")
+    path = shipper.write("events.ndjson", (json.dumps(record) + "\n").encode())
     suggested = shipper.run("mapping", "suggest", path)
     mapping = tomllib.loads(suggested.stdout)["records"]["mapping"]
     assert set(mapping.values()) == {names[0], names[1], names[2], names[3]}, suggested
@@ -356,9 +333,9 @@ def test_names_with_dots_are_suggested_and_unreachable_ones_are_listed(shipper: 
     )
 
 
-def test_a_column_whose_name_ends_in_a_dot_can_be_mapped(shipper: Shipper, fake: FakeService):
-    path = shipper.folder / "export.csv"
-    path.write_text(local_export(path, {"brand": "11", "currency": "EUR"}).read_text().replace("player_id", "No."))
+def test_a_column_whose_name_ends_in_a_dot_can_be_mapped(shipper: Shipper):
+    path = local_export(shipper, {"brand": "11", "currency": "EUR"})
+    path.write_text(path.read_text().replace("player_id", "No."))
     settings = mapping_in_use(
         ConsumerID="No.",
         ConsumerCountry={"const": "MT"},
@@ -372,8 +349,8 @@ def test_a_column_whose_name_ends_in_a_dot_can_be_mapped(shipper: Shipper, fake:
 
 
 def test_local_times_are_recognised_by_their_values(shipper: Shipper):
-    path = shipper.folder / "export.csv"
-    path.write_text(local_export(path, {}).read_text().replace("registered_at", "angelegt"))
+    path = local_export(shipper, {})
+    path.write_text(path.read_text().replace("registered_at", "angelegt"))
     suggested = shipper.run("mapping", "suggest", path).stdout
     comment = "guessed from its values; its times have no offset: set records.assume_timezone"
     assert f'Timestamp = "angelegt"  # {comment}' in suggested

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from shipper.report.history import History
 from shipper.system.permissions import access_problem
 from tests.e2e import warm_start
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Result, Service, Shipper
-from tests.e2e.files import permissions_hold, where_permissions_hold
+from tests.e2e.driver import Result, Shipper
+from tests.e2e.files import append, permissions_hold, where_permissions_hold
+from tests.tools import tool
 
 SOMEBODY = 65534
 STATE_FILES = ("state.db", "state.db-wal", "state.db-shm", "lock", "spool")
@@ -37,15 +37,14 @@ def without_privilege(shipper: Shipper, command: str, *words: str | Path, **opti
 @pytest.fixture
 def used(shipper: Shipper, sample: Sample) -> Path:
     """A partly shipped file."""
-    file = shipper.folder / "events.ndjson"
-    file.write_bytes(b"".join(sample.lines[:10]))
+    file = shipper.write("events.ndjson", *sample.lines[:10])
     assert shipper.run("backfill", file).returncode == 0
     return file
 
 
 @pytest.mark.parametrize("name", ["", *STATE_FILES])
 def test_moving_the_state_away_is_not_advised_if_it_belongs_to_another_user(
-    name: str, shipper: Shipper, service: Service, sample: Sample, used: Path
+    name: str, shipper: Shipper, sample: Sample, used: Path
 ):
     """If the state were moved away, everything would be read and sent again, only because of a file mode."""
     place = shipper.state / name
@@ -69,8 +68,7 @@ def test_moving_the_state_away_is_not_advised_if_it_belongs_to_another_user(
             assert str(place) in said
     os.chown(place, 0, 0)
     assert (shipper.state / "state.db").read_bytes() == kept
-    with used.open("ab") as out:
-        out.writelines(sample.lines[10:20])
+    append(used, *sample.lines[10:20])
     assert shipper.backfill(used).counts() == (10, 10, 0, 0, 0), "it resumes at its position"
 
 
@@ -85,17 +83,16 @@ def test_moving_the_report_history_away_is_not_advised_if_it_belongs_to_another_
     assert f"{place} cannot be read and written: permission denied; it belongs to user {SOMEBODY}" in result.stderr
 
 
-def test_a_folder_in_which_no_state_can_be_created_is_named_with_its_owner(shipper: Shipper, sample: Sample):
+def test_a_folder_in_which_no_state_can_be_created_is_named_with_its_owner(shipper: Shipper):
     above = shipper.folder / "above"
     above.mkdir(mode=0o755)
     os.chown(above, SOMEBODY, SOMEBODY)
     settings = {"state.directory": above / "deep" / "state"}
     result = without_privilege(shipper, "pipe", settings=settings)
-    assert result.returncode == 2
-    assert "state.directory" in result.stderr
-    assert (
-        f"{above} cannot be written: permission denied; it belongs to user {SOMEBODY}, group {SOMEBODY} (mode 0755)"
-        in result.stderr
+    result.assert_ended(
+        2,
+        "state.directory",
+        f"{above} cannot be written: permission denied; it belongs to user {SOMEBODY}, group {SOMEBODY} (mode 0755)",
     )
     assert list(above.iterdir()) == []
 
@@ -117,9 +114,10 @@ def test_an_inaccessible_parent_of_the_state_directory_is_named(shipper: Shipper
         assert "nothing has been read yet" not in result.stdout
 
 
-def test_a_state_on_a_read_only_file_system_can_be_looked_at(shipper: Shipper, service: Service, used: Path):
+def test_a_state_on_a_read_only_file_system_can_be_looked_at(shipper: Shipper, used: Path):
     """As in a mounted backup; no process has left a log in it."""
-    if not shutil.which("unshare") or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+    tool("mount")
+    if subprocess.run([tool("unshare"), "-rm", "true"], capture_output=True).returncode:
         pytest.skip("this user cannot mount a file system")
     History(shipper.state).close()
     for path in [*shipper.state.glob("*.db-*")]:
@@ -149,8 +147,7 @@ def test_an_unreadable_file_is_named_with_its_owner(command: str, shipper: Shipp
         place.chmod(0)
         result = without_privilege(shipper, command, named)
         place.chmod(mode)
-        assert result.returncode == 2
-        assert words in result.stderr
+        result.assert_ended(2, words)
 
 
 # An invalid configuration -----------------------------------------------------------------------------------------
@@ -183,7 +180,7 @@ FOREIGN = "198.51.100.1:9"  # not an address of this machine
 def test_a_command_with_an_invalid_configuration_creates_nothing(
     command: list[str], settings: dict[str, str], shipper: Shipper, sample: Sample
 ):
-    (shipper.folder / "events.ndjson").write_bytes(b"".join(sample.lines[:10]))
+    shipper.write("events.ndjson", *sample.lines[:10])
     base = {"intake.base_url": shipper.target.base_url, **settings, "state.directory": shipper.folder / "a/b/state"}
     before = sorted(shipper.folder.iterdir())
     result = shipper.run(*command, settings=base, check=False)
@@ -211,8 +208,7 @@ def test_a_default_settings_file_in_an_inaccessible_folder_is_skipped_and_an_unr
     file = shipper.folder / "shipper.toml"
     file.touch(0)
     refused = status()
-    assert refused.returncode == 2
-    assert f"{file}: cannot be read: Permission denied" in refused.stderr
+    refused.assert_ended(2, f"{file}: cannot be read: Permission denied")
     mode = shipper.folder.stat().st_mode
     shipper.folder.chmod(0)
     try:

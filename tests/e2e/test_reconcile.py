@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import sqlite3
-import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -97,8 +96,7 @@ def post(service: Service, lines: Iterable[bytes]) -> None:
 
 def ship(shipper: Shipper, lines: Iterable[bytes], **options: Any) -> Result:
     """Deliver lines in this process."""
-    file = shipper.folder / f"{len(list(shipper.folder.glob('*.ndjson')))}.ndjson"
-    file.write_bytes(b"".join(lines))
+    file = shipper.write(f"{len(list(shipper.folder.glob('*.ndjson')))}.ndjson", *lines)
     return shipper.run("backfill", file, "--summary", "json", **options)
 
 
@@ -196,8 +194,7 @@ def test_a_replay_counts_accepted_records(shipper: Shipper, service: Service, oc
 
 
 def test_a_killed_shipper_counts_nothing_twice(shipper: Shipper, service: Service, october: list[bytes]):
-    file = shipper.folder / "events.ndjson"
-    file.write_bytes(b"".join(october))
+    file = shipper.write("events.ndjson", *october)
     settings = {"batch.max_events": 50, "state.commit_interval_seconds": 0.3, "delivery.concurrency": 2}
     for kills in range(1, 3):
         running = shipper.start("backfill", file, "--rate", "2000", settings=settings)
@@ -267,16 +264,13 @@ def test_ledger_refuses_unusable_zones_and_days(shipper: Shipper, shipped_octobe
     assert show(shipper, "ledger", "2999-12").stdout == "the ledger has nothing for 2999-12-01 to 2999-12-31\n"
 
 
-def test_ledger_works_while_a_shipper_is_running(shipper: Shipper, service: Service, october: list[bytes]):
+def test_ledger_works_while_a_shipper_is_running(shipper: Shipper, october: list[bytes]):
     settings = {"state.commit_interval_seconds": 0.05}
-    running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings=settings)
-    running.stdin.write(b"".join(october[:100]))
-    running.stdin.flush()
+    running = shipper.open_pipe(*october[:100], settings=settings)
     running.wait_until(lambda: shipper.read_state().accepted == 100, "a checkpoint")
     shown = show(shipper, "ledger", "--format", "json")
     assert json.loads(shown.stdout)["totals"]["accepted"] == 100
-    running.stdin.close()
-    assert running.finish().returncode == 0
+    assert running.end_input().returncode == 0
 
 
 # The command `reconcile`
@@ -349,7 +343,6 @@ def test_a_report_in_days_of_another_time_zone_is_detected(
     reporting: Shipper, service: Service, fake: FakeService, october: list[bytes]
 ):
     """The platform counts by its own clock: it gets the same events with times of that clock."""
-    reporting.target = fake.target
     assert ship(reporting, october).returncode == 0
 
     def by_its_clock(line: bytes) -> bytes:
@@ -385,7 +378,7 @@ def test_state_directory_without_a_ledger_is_an_error_and_not_an_agreement(
     assert (sorted(reporting.state.iterdir()) if reporting.state.exists() else None) == before
 
 
-def test_the_notes_mention_records_from_before_the_ledger(reporting: Shipper, service: Service, october: list[bytes]):
+def test_the_notes_mention_records_from_before_the_ledger(reporting: Shipper, october: list[bytes]):
     assert ship(reporting, october[:100]).returncode == 0
     assert ship(reporting, october[:8]).counts() == (8, 0, 0, 8, 0)
     with sqlite3.connect(reporting.state / "state.db") as db:  # as if past their retention

@@ -50,7 +50,6 @@ class Scenario:
         self.extra = b""
         self.changes: Callable[[wire.DailyReport], wire.DailyReport] = lambda made: made
         self.states: Callable[[Asked], tuple[str, str]] = lambda asked: (str(asked.start), str(asked.end))
-        shipper.target = fake.target
         service.rule = self._answer
         self.asked = service.asked
         with shipper.config.open("a") as file:
@@ -199,8 +198,7 @@ def test_records_of_a_source_in_no_report_are_unassigned(scenario: Scenario, sou
     code, found = scenario.judged()
     assert (code, found["verdict"], found["unassigned"]["accepted"]) == (1, "incomplete", unassigned)
     result = scenario.reconcile(form="csv")
-    assert result.returncode == 1
-    assert f"Unassigned: {unassigned} accepted records are of marketing source" in result.stderr
+    result.assert_ended(1, f"Unassigned: {unassigned} accepted records are of marketing source")
     assert "The report and the ledger agree" not in result.stderr
     rows = [row for row in result.stdout.splitlines() if '"unassigned"' in row]
     assert len(rows) == (1 if sources else 2)

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import QUICK, SHIPPER, Result, Service, Shipper, Target, changed, event_ids, wait_until
+from tests.e2e.driver import QUICK, Result, Service, Shipper, Target, changed, event_ids, wait_until
 from tests.e2e.fake_service import HANG, FakeService, Reply
 from tests.e2e.surroundings import csv_of, spooled
 
@@ -41,9 +40,20 @@ def letters(shipper: Shipper, command: str, *arguments: str | Path, **options: A
     return shipper.run("dead-letters", command, *arguments, **options)
 
 
+def leave_in_spool(shipper: Shipper, fake: FakeService, *lines: bytes, **settings: object) -> None:
+    """Kill a pipe that waits for the answer to its first request."""
+    fake.default = HANG
+    asked = fake.requests
+    running = shipper.open_pipe(*lines, settings={**QUICK, **settings})
+    running.wait_until(lambda: fake.requests > asked, "a request")
+    running.kill()
+    fake.release()
+    fake.default = Reply()
+
+
 @pytest.mark.parametrize("action", ["delete", "move"])
 def test_a_file_with_the_only_copy_of_a_refused_record_is_kept_until_the_letter_is_purged(
-    shipper: Shipper, service: Service, sample: Sample, action: str
+    shipper: Shipper, sample: Sample, action: str
 ):
     file, other = shipper.folder / "a.ndjson", shipper.folder / "b.ndjson"
     file.write_bytes(sample.lines[0] + b"x" * 3_000_000 + b"\n")
@@ -94,9 +104,7 @@ def test_a_replay_sends_the_selected_letters_once_under_the_current_rules(
             assert (result.returncode, result.stderr.splitlines()[0]) == (0, "no dead letters match")
 
     result = letters(shipper, "replay")
-    assert result.returncode == 3
-    assert "17 accepted" in result.stderr
-    assert "1 dead letter was too long to be stored completely" in result.stderr
+    result.assert_ended(3, "17 accepted", "1 dead letter was too long to be stored completely")
     service.assert_holds_exactly(sample.ids[:20])
     state = shipper.read_state()
     assert (state.read, state.accepted, state.dead_lettered, state.purged) == (23, 20, 3, 0)
@@ -118,7 +126,6 @@ def test_a_replay_sends_the_selected_letters_once_under_the_current_rules(
 
 def test_the_replay_after_a_kill_or_stop_sends_what_is_left(shipper: Shipper, fake: FakeService, sample: Sample):
     refuse(shipper, sample.lines[:100])
-    shipper.target = fake.target
     fake.plan(*[Reply()] * 4)
     fake.default = HANG
     settings = {"batch.max_events": 10, "delivery.concurrency": 1, "state.commit_interval_seconds": 0.01}
@@ -149,25 +156,21 @@ def test_the_replay_after_a_kill_or_stop_sends_what_is_left(shipper: Shipper, fa
     assert times.total() == 110, "only the batch in flight at the kill was sent twice"
 
 
-def test_a_replay_is_refused_while_a_pipe_is_running(shipper: Shipper, service: Service, sample: Sample):
+def test_a_replay_is_refused_while_a_pipe_is_running(shipper: Shipper, sample: Sample):
     refuse(shipper, sample.lines[:3])
-    running = shipper.start("pipe", stdin=subprocess.PIPE)
+    running = shipper.open_pipe()
     running.wait_until(lambda: "" != (shipper.state / "lock").read_text() == f"{running.pid}\n", "the lock")
     result = letters(shipper, "replay", check=False)
-    assert result.returncode == 5
-    assert f"process {running.pid}" in result.stderr
+    result.assert_ended(5, f"process {running.pid}")
     assert letters(shipper, "purge", "--consumer-id", "1", "--yes", check=False).returncode == 5
     assert letters(shipper, "list", check=False).stdout.count("status") >= 3
     assert len(letters(shipper, "export", check=False).stdout.splitlines()) == 3
     assert "dead letter 2\n" in letters(shipper, "show", "2", check=False).stdout
     assert "3 dead letters would be sent" in letters(shipper, "replay", "--dry-run", check=False).stdout
-    running.stdin.write(b"".join(sample.lines[10:20]))
-    running.stdin.flush()
+    running.feed(*sample.lines[10:20])
     running.wait_until(lambda: shipper.read_state().accepted == 10, "events during the replay")
     assert letters(shipper, "purge", "--all", "--yes", check=False).returncode == 0
-    running.stdin.write(b"broken\n")
-    running.stdin.close()
-    assert running.finish().returncode == 3
+    assert running.end_input(b"broken\n").returncode == 3
     state = shipper.read_state()
     assert (state.read, state.accepted, state.dead_lettered, state.purged) == (14, 10, 4, 3)
     told = shipper.run("status").stdout
@@ -182,9 +185,7 @@ def test_the_rest_of_a_pipe_stopped_at_the_quota_is_left_to_the_next_start(
     shipper: Shipper, service: Service, sample: Sample
 ):
     settings = {"state.dead_letter_max_bytes": 1200, "batch.max_events": 1, "input.format": "ndjson"}
-    running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings=settings)
-    running.stdin.write(b"broken\n" * 3 + b"".join(sample.lines[:5]))
-    running.stdin.flush()
+    running = shipper.open_pipe(b"broken\n" * 3 + b"".join(sample.lines[:5]), settings=settings)
     running.wait_for("dead_letters_full")
     last = sample.lines[4]
     running.wait_until(lambda: any(last in content for _, content in spooled(shipper)), "everything is spooled")
@@ -215,34 +216,27 @@ def test_purge_removes_letters_from_the_disk_and_a_consumer_from_letters_and_spo
         shipper,
         [changed(sample.lines[0], **canary), *sample.lines[1:50], b'{"Username":"canary_bird", 777000777\n'],
     )
-    shipper.target = fake.target
-    fake.default = HANG
-    running = shipper.start("pipe", stdin=subprocess.PIPE, settings=QUICK)
-    running.stdin.write(changed(sample.lines[60], **canary) + sample.lines[61] + b"777000777 canary_bird\n")
-    running.stdin.flush()
-    running.wait_until(lambda: fake.requests, "a request")
-    running.kill()
-    fake.release()
+    leave_in_spool(shipper, fake, changed(sample.lines[60], **canary), sample.lines[61], b"777000777 canary_bird\n")
     assert bytes_on_disk(shipper.state).count(b"canary_bird") >= 4
 
     result = letters(shipper, "purge", "--consumer-id", "0777000777", "--yes")
-    assert result.returncode == 4
-    assert "1 dead letter and 1 spooled record erased" in result.stderr
-    assert "2 more records cannot be parsed but contain the number" in result.stderr
-    assert "dead letter 51" in result.stderr
-    assert "byte" in result.stderr
+    result.assert_ended(
+        4,
+        "1 dead letter and 1 spooled record erased",
+        "2 more records cannot be parsed but contain the number",
+        "dead letter 51",
+        "byte",
+    )
     assert "canary_bird" not in result.stderr
     assert bytes_on_disk(shipper.state).count(b"canary_bird") == 2
 
-    fake.default = Reply()
     fake.stored.clear()
     assert shipper.pipe().counts() == (2, 1, 1, 0, 0)  # as the message advises
     assert fake.event_ids() == event_ids([sample.lines[61]])
     assert letters(shipper, "purge", "51", "52", "99", "--yes").returncode == 2
     assert "2 dead letters deleted" in letters(shipper, "purge", "51", "52", "--yes").stderr
     again = letters(shipper, "purge", "--consumer-id", "777000777", "--yes")
-    assert again.returncode == 0
-    assert "0 dead letters and 0 spooled records erased" in again.stderr
+    again.assert_ended(0, "0 dead letters and 0 spooled records erased")
     assert b"canary_bird" not in bytes_on_disk(shipper.state)
     assert b"777000777" not in bytes_on_disk(shipper.state)
     assert (shipper.read_state().purged, len(shipper.read_state().dead_letters)) == (3, 49)
@@ -272,20 +266,11 @@ def test_an_erasure_spares_other_records_that_contain_the_number(
         settings["records.mapping"] = '{ConsumerID="player"}'
         events = [{**event, "player": event["ConsumerID"], "ConsumerID": 11} for event in events]
     data = csv_of(events) if form == "csv" else b"".join(lines)
-    shipper.target = fake.target
-    fake.default = HANG
-    running = shipper.start("pipe", stdin=subprocess.PIPE, settings={**QUICK, **settings})
-    running.stdin.write(data)
-    running.stdin.flush()
-    running.wait_until(lambda: fake.requests, "a request")
-    running.kill()
-    fake.release()
+    leave_in_spool(shipper, fake, data, **settings)
     assert [content for _, content in spooled(shipper)] == [data]
     result = letters(shipper, "purge", "--consumer-id", "11", "--yes", settings=settings)
-    assert result.returncode == 0, result.stderr
-    assert "0 dead letters and 1 spooled record erased" in result.stderr
+    result.assert_ended(0, "0 dead letters and 1 spooled record erased")
     assert b"canary_bird" not in bytes_on_disk(shipper.state)
-    fake.default = Reply()
     fake.stored.clear()
     assert shipper.pipe(settings=settings).counts() == (5, 5, 0, 0, 0)
     assert fake.event_ids() == event_ids(others)
@@ -366,18 +351,13 @@ def test_invalid_arguments_are_refused(kept: Shipper, arguments: list[str], word
     assert kept.read_state() == before
 
 
-def test_an_export_returns_the_original_bytes_and_its_reader_may_stop_early(
-    shipper: Shipper, service: Service, sample: Sample
-):
+def test_an_export_returns_the_original_bytes_and_its_reader_may_stop_early(shipper: Shipper, sample: Sample):
     """The output exceeds the capacity of a pipe, so the writer sees that the reader has stopped: no error."""
     lines = [*sample.lines[:1000], b"\xff\xfe\x00{\n", b"\x1b]0;x\x07\n"]
     refuse(shipper, lines)
 
     def bash(command: str, then: str) -> bytes:
-        words = f"'{SHIPPER}' dead-letters {command} --config '{shipper.config}' {then}"
-        done = subprocess.run(
-            ["bash", "-c", words], capture_output=True, timeout=60, env=shipper.environment(), cwd=shipper.folder
-        )
+        done = shipper.shell(f"shipper dead-letters {command} {then}")
         assert (done.returncode, done.stderr) == (0, b""), command
         return done.stdout
 
@@ -399,7 +379,7 @@ def test_exported_csv_rows_can_be_corrected_and_shipped(shipper: Shipper, servic
     for line in sample.lines[:6]:
         rows.writerow(json.loads(line) | {"ConsumerCountry": "GBR", "Username": "two\nlines"})
     (shipper.folder / "a.csv").write_text(table.getvalue(), newline="")
-    (shipper.folder / "b.ndjson").write_bytes(b"broken\n" * 2)
+    shipper.write("b.ndjson", b"broken\n" * 2)
     assert shipper.backfill("a.csv", "b.ndjson").counts() == (8, 0, 8, 0, 0)
     both = letters(shipper, "export")
     assert (both.returncode, both.stdout) == (2, "")
@@ -409,16 +389,14 @@ def test_exported_csv_rows_can_be_corrected_and_shipped(shipper: Shipper, servic
     found = [letters(shipper, "export", "--like", choice).stdout.encode() for choice in choices]
     assert sorted(found, key=len) == [b"broken\n" * 2, table.getvalue().encode()]
 
-    command = (
-        f"'{SHIPPER}' dead-letters export --path '*.csv' --config '{shipper.config}' | sed 's/GBR/GB/' > mended.csv"
-    )
-    subprocess.run(["bash", "-c", command], check=True, timeout=30, env=shipper.environment(), cwd=shipper.folder)
+    done = shipper.shell("shipper dead-letters export --path '*.csv' | sed 's/GBR/GB/' > mended.csv")
+    assert done.returncode == 0, done
     assert (shipper.folder / "mended.csv").read_bytes().count(b'"two\nlines"') == 6
     assert shipper.backfill("mended.csv").counts() == (6, 6, 0, 0, 0)
     assert service.holds(sample.ids[:6])
 
 
-def test_the_commands_show_nothing_without_a_state(shipper: Shipper, service: Service):
+def test_the_commands_show_nothing_without_a_state(shipper: Shipper):
     listed = letters(shipper, "list")
     assert (listed.returncode, listed.stdout) == (0, "no dead letters\n")
     exported = letters(shipper, "export")

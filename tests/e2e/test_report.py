@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 import os
-import pty
 import re
 import signal
 import stat
 import subprocess
-import threading
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -19,6 +17,7 @@ import pytest
 from shipper.model import wire
 from shipper.report.ranges import parse_period
 from tests.e2e.driver import FAKETIME, SHIPPER, Running, Shipper, wait_until, with_clock
+from tests.e2e.surroundings import Terminal
 from tests.report_documents import brand, entry, report
 from tests.report_service import ReportService, document, ok, refusal
 from tests.reporter import NO_PATIENCE, OCTOBER, QUARTER, Reporter, hook, keep, of_month
@@ -89,31 +88,21 @@ def test_an_answer_of_20_mb_is_shown(reporter: Reporter, origin: ReportService):
 
 def test_progress_is_shown_on_a_terminal_only(reporter: Reporter):
     command = words(reporter, "1001", *OCTOBER, "--split", "day", "--format", "csv")
-    screen, terminal = pty.openpty()
-    seen = bytearray()
-
-    def watch() -> None:
-        while True:
-            try:
-                data = os.read(screen, 65_536)
-            except OSError:  # no process has the terminal open any more
-                return
-            seen.extend(data)
-
-    watching = threading.Thread(target=watch)
-    watching.start()
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=terminal, timeout=60, env=environment(reporter), check=True
-    )
-    os.close(terminal)
-    watching.join(10)
-    os.close(screen)
+    with Terminal() as terminal:
+        pipes = {"stdout": subprocess.PIPE, "stderr": terminal.descriptor}
+        done = subprocess.run(command, **pipes, timeout=60, env=environment(reporter), check=True)
     assert done.stdout.count(b"\n") == 31 + 1
-    assert b"/31" in seen
-    assert b"reports" in seen
+    assert b"/31" in terminal.shown
+    assert b"reports" in terminal.shown
 
 
 # Watching
+
+
+def restate_october(reporter: Reporter, origin: ReportService) -> None:
+    """Change the report since it was fetched, so that a hook runs."""
+    keep(reporter, of_month(10))
+    origin.rule = lambda asked: ok(document(asked, opening_balance=Decimal(1)))
 
 
 def test_watch_reports_restatements_survives_an_outage_and_ends_on_ctrl_c(reporter: Reporter, origin: ReportService):
@@ -143,8 +132,7 @@ def test_watch_ends_at_once_while_waiting_for_an_answer_or_the_next_poll(reporte
 
 
 def test_a_hook_running_at_a_signal_may_finish(reporter: Reporter, origin: ReportService):
-    keep(reporter, of_month(10))
-    origin.rule = lambda asked: ok(document(asked, opening_balance=Decimal(1)))
+    restate_october(reporter, origin)
     begun, may_end, ended = (reporter.folder / name for name in ("begun", "may_end", "ended"))
     command = hook(reporter.folder, f"touch {begun}\nwhile [ ! -e {may_end} ]; do sleep 0.02; done\ntouch {ended}")
     running = reporter.start("watch", "1001", *OCTOBER, "--on-change", command)
@@ -159,8 +147,7 @@ def test_a_hook_that_does_not_end_is_terminated_after_the_signal(
     reporter: Reporter, origin: ReportService, shipper: Shipper
 ):
     shipper.shortened |= {"shipper.cli.report.watch._DRAIN_S": 0.3}
-    keep(reporter, of_month(10))
-    origin.rule = lambda asked: ok(document(asked, opening_balance=Decimal(1)))
+    restate_october(reporter, origin)
     begun, ended = reporter.folder / "begun", reporter.folder / "ended"
     command = hook(reporter.folder, f"trap 'touch {ended}; exit 0' TERM\ntouch {begun}\nwhile :; do sleep 0.05; done")
     running = reporter.start("watch", "1001", *OCTOBER, "--on-change", command)
@@ -209,8 +196,7 @@ def test_child_processes_of_a_hook_are_terminated_with_it(reporter: Reporter, or
     shipper.shortened |= dict.fromkeys(
         (f"shipper.cli.report.watch.{name}" for name in ("_DRAIN_S", "_HOOK_STOP_S")), 0.3
     )
-    keep(reporter, of_month(10))
-    origin.rule = lambda asked: ok(document(asked, opening_balance=Decimal(1)))
+    restate_october(reporter, origin)
     begun, child = reporter.folder / "begun", reporter.folder / "child"
     body = f"trap '' TERM\nsh -c 'echo $$ > {child}; touch {begun}; exec sleep 1000'\nsleep 1000"
     running = reporter.start("watch", "1001", *OCTOBER, "--on-change", hook(reporter.folder, body))
@@ -270,8 +256,7 @@ def _runs(process_id: int) -> bool:
 
 
 def test_a_hook_receives_the_report_but_no_secrets(reporter: Reporter, origin: ReportService):
-    keep(reporter, of_month(10))
-    origin.rule = lambda asked: ok(document(asked, opening_balance=Decimal(1)))
+    restate_october(reporter, origin)
     seen = reporter.folder / "seen"
     command = hook(reporter.folder, f"env > {seen}.new; mv {seen}.new {seen}")
     reporter.environment |= {"SOME_SECRET": "canary-4711", "LC_TIME": "C"}

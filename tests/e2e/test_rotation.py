@@ -11,8 +11,7 @@ from functools import partial
 import pytest
 
 from tests.e2e.driver import Service, Shipper
-from tests.e2e.fake_service import HANG, FakeService
-from tests.e2e.files import Tail, log_lines, open_files, warnings_of, where_permissions_hold
+from tests.e2e.files import Tail, append, log_lines, warnings_of, where_permissions_hold
 
 GLOB = "app.ndjson*"
 
@@ -109,8 +108,7 @@ def test_a_busy_file_that_begins_like_a_quiet_one_is_not_delayed(tail: Tail, shi
     def write_until_first_arrives() -> bool:
         nonlocal written
         for content, lines in rows.items():
-            with (tail.folder / f"busy.{content}").open("ab") as out:
-                out.write(lines[written])
+            append(tail.folder / f"busy.{content}", lines[written])
         written += 1
         return written > 2 and service.holds(tail.ids([1, 2000]))
 
@@ -129,48 +127,10 @@ def test_a_file_that_replaces_a_deleted_one_of_its_name_is_read_as_soon_as_the_k
     tail.append(0, 50)
     tail.start(input__poll_interval_seconds=3600)
     tail.wait(50)
-    for start in range(50, 200, 50):
+    for _ in range(3):
         tail.file.unlink()
-        tail.append(start, start + 50)
-        tail.wait(start + 50)
+        tail.deliver(50)
     tail.stop(200)
-
-
-def test_files_deleted_while_being_read_are_read_to_their_end_and_closed(
-    tail: Tail, shipper: Shipper, fake: FakeService
-):
-    shipper.target = fake.target
-    tail.append(0, 10, "app.ndjson.begin")
-    tail.start("app.ndjson.*", delivery__concurrency=1, input__rotate_wait_seconds=0.2)
-    tail.running.wait_until(lambda: len(fake.event_ids()) == 10, "the first events")
-    (tail.folder / "app.ndjson.begin").unlink()
-    tail.running.wait_until(lambda: log_lines(tail.running, "source_closed"), "the first file is closed")
-    baseline = open_files(tail.running)
-    assert baseline, "no file is open"
-
-    fake.default = HANG
-    per_file = 1000
-    for number in range(4):
-        start = 10 + number * per_file
-        tail.append(start, start + per_file - 100, f"app.ndjson.{number}")
-    tail.running.wait_until(lambda: fake.requests > 1, "a request")
-    paths = [tail.folder / f"app.ndjson.{number}" for number in range(4)]
-    tail.running.wait_until(
-        lambda: sum(len(log_lines(tail.running, "source_opened", p)) for p in paths) == 4, "all files are open"
-    )
-    with tail.held():  # data written now cannot have been read before the deletion
-        for number, path in enumerate(paths):
-            end = 10 + (number + 1) * per_file
-            tail.append(end - 100, end, path)
-            path.unlink()
-    fake.release()
-    wanted = tail.ids(10 + 4 * per_file)
-    tail.running.wait_until(lambda: len(fake.event_ids()) >= len(wanted), "all events")
-    tail.running.wait_until(lambda: open_files(tail.running) == baseline, "the descriptors are closed")
-    result = tail.running.stop()
-    assert result.returncode == 0
-    assert sorted(fake.event_ids()) == sorted(wanted)
-    assert shipper.read_state().read == len(wanted)
 
 
 def test_a_temporary_lack_of_permission_is_logged_once_and_loses_nothing(tail: Tail):
@@ -264,7 +224,6 @@ def test_special_files_are_refused_once_and_files_written_by_shipper_are_never_a
     assert not warnings_of(result, tail.folder / "app.ndjson.nowhere")
     assert len(shipper.read_state().dead_letters) == 1
     tail.start(include)
-    tail.append(20, 30)
-    tail.wait(30)
+    tail.deliver(10)
     assert tail.running.stop().returncode == 0
     service.assert_holds_exactly(tail.ids(30))

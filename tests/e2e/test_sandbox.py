@@ -21,10 +21,12 @@ from shipper.model import wire
 from tests.conftest import SEED
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper, Target, changed
+from tests.fuzz.mutation import mutator
 
 KILLS = 6
 BATCH = 50
 RUBBISH = 300
+mutate = mutator(words=[b"\r\n", b"\r\n\r\n", b": ", b"HTTP/1.1"])
 _PATIENCE_S = 0.2  # timeout for possibly incomplete requests; if too short, only that answer is missed
 
 
@@ -166,23 +168,6 @@ def _message(rng: Random, service: Sandbox, sample: Sample) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("utf-8", "surrogateescape") + content
 
 
-def _mutated(rng: Random, data: bytes) -> bytes:
-    changed = bytearray(data)
-    for _ in range(rng.randint(0, 5)):
-        at = rng.randrange(len(changed))
-        match rng.randrange(4):
-            case 0:
-                changed[at] = rng.randrange(256)
-            case 1:
-                del changed[at : at + rng.randint(1, 50)]
-            case 2:
-                changed[at:at] = rng.randbytes(rng.randint(1, 20))
-            case _:
-                changed[at:at] = changed[at : at + rng.randint(1, 200)]
-        changed = changed or bytearray(b"?")
-    return bytes(changed)
-
-
 def _exchange(service: Sandbox, data: bytes) -> bytes:
     """Send data and return the beginning of the answer; if none arrives, signal the end of the request."""
     url = httpx.URL(service.target.base_url)
@@ -199,7 +184,8 @@ def test_malformed_requests_cause_no_server_error_and_no_traceback(shipper: Ship
     statuses: Counter[int] = Counter()
     with sandbox(shipper) as service:
         for number in range(RUBBISH):
-            data = _mutated(rng, _message(rng, service, sample)) if number % 7 else rng.randbytes(rng.randint(1, 2000))
+            data = _message(rng, service, sample) if number % 7 else rng.randbytes(rng.randint(1, 2000))
+            data = mutate(rng, data, [data]) if number % 4 else data
             found = re.match(rb"HTTP/1\.1 ([0-9]{3})", _exchange(service, data))
             status = int(found[1]) if found else 0
             statuses[status] += 1

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 
 import pytest
 import trustme
 
 from tests.certificates import context_of
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import SHIPPER, Result, Shipper, Target
+from tests.e2e.driver import SHIPPER, Result, Shipper, Target, wait_until
 from tests.e2e.fake_service import HANG, OK, FakeService, Reply
+from tests.e2e.surroundings import Terminal
 from tests.servers import Origin
-
-pytestmark = pytest.mark.usefixtures("ships_to_fake")
 
 # The default of `delivery.give_up_after_seconds` is 900, beyond the time limit of a test.
 FAULTS = {
@@ -38,7 +31,6 @@ def _soon(shipper: Shipper) -> None:
 
 
 def assert_ended_fast(result: Result, words: str) -> None:
-    assert result.summary is not None
     assert (result.returncode, result.summary["outcome"]) == (4, "gave_up"), result
     assert (result.summary["accepted"], result.summary["dead_lettered"]) == (0, 0)
     for each in (words, "nothing has been accepted yet", "shipper check --online", "delivery.fail_fast"):
@@ -105,14 +97,20 @@ def test_an_unknown_host_or_an_untrusted_certificate_ends_a_backfill_soon(
     assert shipper.backfill(file).counts() == (300, 300, 0, 0, 0)
 
 
+def test_an_unusable_certificate_file_ends_the_command_at_startup(shipper: Shipper, file: Path):
+    with Origin() as origin:
+        shipper.target = Target(f"https://127.0.0.1:{origin.port}", "key", "token")
+        result = shipper.run("backfill", file, settings={"intake.client_certificate": file})
+    result.assert_ended(2, "client_certificate", str(file))
+    assert origin.accepted == 0
+
+
 def test_records_read_by_a_pipe_that_is_denied_access_are_delivered_by_the_next_one(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):
     """The producer keeps running; everything it wrote is in the spool."""
     fake.default = Reply(status=401)
-    running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE)
-    running.stdin.write(b"".join(sample.lines[:300]))
-    running.stdin.flush()
+    running = shipper.open_pipe(*sample.lines[:300])
     assert_ended_fast(running.finish(), "the service refused the access token")
     fake.default = OK
     assert shipper.pipe().counts() == (300, 300, 0, 0, 0)
@@ -137,11 +135,7 @@ def test_an_unknown_token_endpoint_ends_a_backfill_soon_but_an_unavailable_one_d
     shipper: Shipper, fake: FakeService, file: Path
 ):
     def settings(host: str) -> None:
-        shipper.config.write_text(
-            f'[intake]\nbase_url = "http://x"\nsubscription_key = {{ env = "INTAKE_KEY" }}\n[intake.oauth2]\n'
-            f'token_url = "{host}/token"\nclient_id = "x"\nclient_secret = {{ env = "INTAKE_TOKEN" }}\n'
-            f'[state]\ndirectory = "{shipper.state}"\n'
-        )
+        shipper.use_oauth2(token_url=f"{host}/token", client_id="x", client_secret={"env": "INTAKE_TOKEN"})
 
     settings("https://login.invalid")
     assert_ended_fast(shipper.backfill(file), "check intake.oauth2.token_url")
@@ -156,42 +150,17 @@ def test_an_unknown_token_endpoint_ends_a_backfill_soon_but_an_unavailable_one_d
 # A terminal -------------------------------------------------------------------------------------------------------
 
 
-class Terminal:
-    """A wide terminal that records its output."""
-
-    def __init__(self) -> None:
-        self._primary, self.secondary = pty.openpty()
-        self._shown = b""
-        self._thread = Thread(target=self._read)
-        self._thread.start()
-
-    @property
-    def text(self) -> str:
-        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._shown.decode(errors="replace"))
-
-    def _read(self) -> None:
-        with suppress(OSError):  # the other end is closed
-            while data := os.read(self._primary, 65_536):
-                self._shown += data
-
-    def close(self) -> None:
-        os.close(self.secondary)
-        self._thread.join(10)
-        os.close(self._primary)
-
-
 @pytest.fixture
 def terminal() -> Iterator[Terminal]:
-    made = Terminal()
-    yield made
-    made.close()
+    with Terminal() as terminal:
+        yield terminal
 
 
 def started_on(terminal: Terminal, shipper: Shipper, file: Path, **settings: object) -> subprocess.Popen[bytes]:
     words = [word for key, value in settings.items() for word in ("--set", f"{key.replace('__', '.')}={value}")]
     return subprocess.Popen(
         [SHIPPER, "backfill", file, "--config", shipper.config, "--log-level", "error", *words],
-        stderr=terminal.secondary,
+        stderr=terminal.descriptor,
         stdin=subprocess.DEVNULL,
         cwd=shipper.folder,
         env={**shipper.environment(), "TERM": "xterm", "COLUMNS": "240"},
@@ -199,10 +168,7 @@ def started_on(terminal: Terminal, shipper: Shipper, file: Path, **settings: obj
 
 
 def wait_for(terminal: Terminal, words: str) -> None:
-    until = time.monotonic() + 20
-    while words not in terminal.text:
-        assert time.monotonic() < until, (words, terminal.text[-2000:])
-        time.sleep(0.02)
+    wait_until(lambda: words in terminal.text, words, limit_s=20)
 
 
 def test_the_progress_bar_shows_the_reason_and_the_end_of_a_pause_and_ctrl_c_ends_it_at_once(
@@ -225,10 +191,7 @@ def test_ctrl_c_during_a_request_announces_that_a_second_one_stops_at_once(
 ):
     fake.default = HANG
     process = started_on(terminal, shipper, file)
-    until = time.monotonic() + 20
-    while not fake.requests:
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_until(lambda: fake.requests, "a request", limit_s=20)
     process.send_signal(signal.SIGINT)
     wait_for(terminal, "press Ctrl-C again to stop now")
     process.send_signal(signal.SIGINT)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,7 +14,15 @@ from tests.e2e.conftest import Sample
 from tests.e2e.driver import QUICK, Running, Service, Shipper
 from tests.e2e.fake_service import HANG, OK, FakeService
 from tests.e2e.files import Tail, log_lines
-from tests.e2e.surroundings import SmallDisk, no_longer_files, no_room_for_state, read_only_state, small_disk, spooled
+from tests.e2e.surroundings import (
+    SmallDisk,
+    feeding,
+    no_longer_files,
+    no_room_for_state,
+    read_only_state,
+    small_disk,
+    spooled,
+)
 
 ORDERLY = {**QUICK, "delivery.concurrency": 1, "batch.max_events": 10, "batch.unique_consumers": "false"}
 
@@ -28,12 +34,13 @@ def disk(shipper: Shipper) -> Iterator[SmallDisk]:
         yield disk
 
 
-def save_some(tail: Tail, shipper: Shipper, running: Running) -> int:
-    """Make some commits, so that the log of the state store is longer than the output on stderr."""
+def started(tail: Tail, shipper: Shipper) -> tuple[Running, int]:
+    """Start a run, and make some commits, so that the log of the state store is longer than the output on stderr."""
+    running = tail.start()
     for end in (10, 20, 30):
         tail.append(end - 10, end)
         running.wait_until(lambda end=end: shipper.read_state().accepted == end, "it is saved")
-    return 30
+    return running, 30
 
 
 def pause(
@@ -62,9 +69,7 @@ def test_a_run_pauses_and_stops_sending_while_the_state_cannot_grow_and_then_res
     shipper: Shipper, fake: FakeService, sample: Sample, tail: Tail
 ):
     events = 3000
-    shipper.target = fake.target
-    running = tail.start()
-    saved = save_some(tail, shipper, running)
+    running, saved = started(tail, shipper)
 
     @contextmanager
     def limited() -> Iterator[None]:
@@ -86,9 +91,7 @@ def test_a_run_pauses_and_stops_sending_while_the_state_cannot_grow_and_then_res
 def test_a_run_pauses_while_the_state_is_full_or_read_only_and_then_resumes(
     shipper: Shipper, fake: FakeService, sample: Sample, tail: Tail, disk: SmallDisk, is_full: bool
 ):
-    shipper.target = fake.target
-    running = tail.start()
-    saved = save_some(tail, shipper, running)
+    running, saved = started(tail, shipper)
     trouble = no_room_for_state(running, disk) if is_full else read_only_state(running)
     saved = pause(tail, shipper, running, saved, trouble)
     assert running.stop().returncode == 0
@@ -96,10 +99,9 @@ def test_a_run_pauses_while_the_state_is_full_or_read_only_and_then_resumes(
 
 
 def test_status_shows_pause_and_advice_while_the_disk_of_the_state_is_full(
-    shipper: Shipper, service: Service, tail: Tail, disk: SmallDisk
+    shipper: Shipper, tail: Tail, disk: SmallDisk
 ):
-    running = tail.start()
-    saved = save_some(tail, shipper, running)
+    running, saved = started(tail, shipper)
     running.wait_until(lambda: "running since" in shipper.run("status").stdout, "it has reported")
     with no_room_for_state(running, disk):
         tail.append(saved, saved + 100)
@@ -113,8 +115,7 @@ def test_status_shows_pause_and_advice_while_the_disk_of_the_state_is_full(
 def test_only_unsaved_records_are_repeated_after_a_run_ended_with_an_unwritable_state(
     shipper: Shipper, service: Service, tail: Tail, disk: SmallDisk
 ):
-    running = tail.start()
-    saved = save_some(tail, shipper, running)
+    running, saved = started(tail, shipper)
     times = dict.fromkeys(tail.ids(saved), 1)
     for end in ("SIGTERM", "kill"):
         received = service.received
@@ -143,7 +144,6 @@ def test_only_unsaved_records_are_repeated_after_a_run_ended_with_an_unwritable_
 def test_backfill_and_pipe_give_up_if_the_state_stays_unwritable(
     shipper: Shipper, fake: FakeService, sample: Sample, file: Path, disk: SmallDisk, command: str
 ):
-    shipper.target = fake.target
     fake.plan(OK, HANG)
     arguments = [command, *([file] if command == "backfill" else []), "--summary", "json"]
     settings = {**ORDERLY, "delivery.give_up_after_seconds": 0.5}
@@ -154,9 +154,7 @@ def test_backfill_and_pipe_give_up_if_the_state_stays_unwritable(
             fake.release()
             result = running.finish()
             assert shipper.read_state().accepted == 10
-    assert result.returncode == 4
-    assert "delivery.give_up_after_seconds" in result.stderr
-    assert str(shipper.state) in result.stderr
+    result.assert_ended(4, "delivery.give_up_after_seconds", str(shipper.state))
     assert result.counts()[0] == sum(result.counts()[1:])
     assert log_lines(result, "delivery_paused")[0]["reason"] == "state_unwritable"
     again = shipper.run(*arguments)
@@ -169,8 +167,7 @@ def test_a_start_on_a_full_disk_fails_and_the_next_start_loses_nothing(
 ):
     """With a new state and a used one."""
     for start in (0, 300):
-        file = shipper.folder / f"{start}.ndjson"
-        file.write_bytes(b"".join(sample.lines[start : start + 300]))
+        file = shipper.write(f"{start}.ndjson", *sample.lines[start : start + 300])
         disk.fill()
         result = shipper.backfill(file, settings={"delivery.give_up_after_seconds": 0.5}, limit_s=10)
         assert disk.free_bytes == 0
@@ -186,11 +183,9 @@ def test_an_input_larger_than_the_spool_s_disk_is_delivered(
     shipper: Shipper, fake: FakeService, sample: Sample, disk: SmallDisk
 ):
     """The spool must leave the space that the commit needs to shrink it."""
-    shipper.target = fake.target
     fake.default = HANG
     ids = sample.ids[:12_000]
-    file = shipper.folder / "long.ndjson"
-    file.write_bytes(b"".join(sample.lines[: len(ids)]))
+    file = shipper.write("long.ndjson", *sample.lines[: len(ids)])
     disk.fill(leave_bytes=8 << 20)
     with file.open("rb") as stdin:
         settings = {**QUICK, "spool.segment_bytes": 500_000, "delivery.give_up_after_seconds": 5}
@@ -209,15 +204,9 @@ def test_an_input_larger_than_the_spool_s_disk_is_delivered(
 def test_a_small_disk_is_enough_for_a_pipe(shipper: Shipper, service: Service, sample: Sample, size_bytes: int):
     """The space reserved for the state must fit on the disk, and the spool in the rest."""
     with small_disk(shipper.state, size_bytes):
-        running = shipper.start(
-            "pipe",
-            "--summary",
-            "json",
-            stdin=subprocess.PIPE,
-            settings={"state.commit_interval_seconds": 0.05, "delivery.give_up_after_seconds": 10},
-        )
-        producer = threading.Thread(target=running.stdin.write, args=[b"".join(sample.lines[:40_000])], daemon=True)
-        producer.start()
+        settings = {"state.commit_interval_seconds": 0.05, "delivery.give_up_after_seconds": 10}
+        running = shipper.open_pipe(settings=settings)
+        producer = feeding(running, b"".join(sample.lines[:40_000]))
         producer.join(60)
         assert not producer.is_alive(), running.stderr
         running.stdin.close()
@@ -228,14 +217,10 @@ def test_a_small_disk_is_enough_for_a_pipe(shipper: Shipper, service: Service, s
 
 
 def test_a_disk_too_small_for_a_pipe_is_reported_with_sizes(shipper: Shipper, sample: Sample):
-    file = shipper.folder / "events.ndjson"
-    file.write_bytes(sample.lines[0])
+    file = shipper.write("events.ndjson", sample.lines[0])
     with small_disk(shipper.state, 2 << 20), file.open("rb") as stdin:
         result = shipper.run("pipe", stdin=stdin)
-        assert result.returncode == 2, result.stderr
-        assert str(shipper.state) in result.stderr
-        assert "2,097,152" in result.stderr
-        assert "5,242,880" in result.stderr
+        result.assert_ended(2, str(shipper.state), "2,097,152", "5,242,880")
         assert os.lseek(stdin.fileno(), 0, os.SEEK_CUR) == 0, "the input was read"
 
 
@@ -243,15 +228,12 @@ def test_a_pipe_without_room_for_its_spool_gives_up(
     shipper: Shipper, service: Service, sample: Sample, disk: SmallDisk
 ):
     ids = sample.ids[:3000]
-    file = shipper.folder / "long.ndjson"
-    file.write_bytes(b"".join(sample.lines[: len(ids)]))
+    file = shipper.write("long.ndjson", *sample.lines[: len(ids)])
     disk.fill(leave_bytes=500_000)
     with file.open("rb") as stdin:
         settings = {**QUICK, "delivery.give_up_after_seconds": 0.5}
         result = shipper.run("pipe", "--summary", "json", stdin=stdin, settings=settings, limit_s=15)
-        assert result.returncode == 4
-        assert "disk_full" in result.stderr
-        assert str(shipper.state) in result.stderr
+        result.assert_ended(4, "disk_full", str(shipper.state))
         disk.free()
         # Unread input is still available because it is a file.
         again = shipper.run("pipe", "--summary", "json", stdin=stdin)
@@ -262,15 +244,11 @@ def test_a_pipe_without_room_for_its_spool_gives_up(
 def test_a_pipe_resumes_reading_when_its_spool_has_room_again(
     shipper: Shipper, fake: FakeService, sample: Sample, disk: SmallDisk
 ):
-    shipper.target = fake.target
     fake.default = HANG
-    running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings=QUICK)
-    running.stdin.write(b"".join(sample.lines[:100]))
-    running.stdin.flush()
+    running = shipper.open_pipe(*sample.lines[:100], settings=QUICK)
     running.wait_until(lambda: fake.requests, "it works")
     disk.fill()
-    producer = threading.Thread(target=running.stdin.write, args=[b"".join(sample.lines[100:10_000])], daemon=True)
-    producer.start()
+    producer = feeding(running, b"".join(sample.lines[100:10_000]))
     running.wait_for("disk_full")
     assert disk.free_bytes == 0
     assert not running.has_ended

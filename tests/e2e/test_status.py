@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import sqlite3
@@ -18,8 +17,9 @@ import pytest
 from shipper.model.units import size
 from shipper.state.directory import locked_directory
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import QUICK, SHIPPER, Running, Service, Shipper
-from tests.e2e.files import Tail
+from tests.e2e.driver import QUICK, SHIPPER, Running, Service, Shipper, wait_until
+from tests.e2e.files import Tail, append
+from tests.e2e.surroundings import Terminal
 
 FORBIDDEN = {"effect": "status", "status": 403}
 
@@ -221,9 +221,7 @@ def test_status_until_succeeds_only_once_the_service_has_everything_written_by_t
 
 def test_undelivered_input_of_a_pipe_counts_as_undelivered(service: Service, shipper: Shipper, sample: Sample):
     service.set_faults(FORBIDDEN)
-    running = shipper.start("pipe", stdin=subprocess.PIPE, settings=QUICK)
-    running.stdin.write(b"".join(sample.lines[:10]))
-    running.stdin.flush()
+    running = shipper.open_pipe(*sample.lines[:10], settings=QUICK)
     running.wait_until(lambda: own_report(shipper).get("pauses"), "it is paused")
     size_read = size(sum(map(len, sample.lines[:10])))
     assert f"standard input: {size_read} to go" in ask(shipper, "--until", "now", code=4)
@@ -231,22 +229,19 @@ def test_undelivered_input_of_a_pipe_counts_as_undelivered(service: Service, shi
     running.wait_until(lambda: shipper.read_state().accepted == 10, "it resumes", limit_s=30)
     running.wait_until(lambda: is_delivered(shipper, "now"), "the status changes")
     assert set(service.event_ids()) == set(sample.ids[:10])
-    running.stdin.close()
-    assert running.finish().returncode == 0
+    assert running.end_input().returncode == 0
 
 
 def test_an_incomplete_last_line_does_not_count_as_ongoing_delivery(tail: Tail, service: Service, shipper: Shipper):
     tail.append(0, 10)
-    with tail.file.open("ab") as file:
-        file.write(tail.sample.lines[10][:-1])
+    append(tail.file, tail.sample.lines[10][:-1])
     shipper.shortened |= {"shipper.pipeline.observer._RATE_WINDOW_S": 0.5, "shipper.status.snapshot._STARTUP_S": 0.5}
     running = tail.start()
     tail.wait(10)
     told = f"delivered; {size(len(tail.sample.lines[10]) - 1)} belong to an incomplete line"
     running.wait_until(lambda: told in ask(shipper), "the rate of the last ten seconds is zero")
     assert f"ships to: {service.target.base_url}" in ask(shipper)
-    with tail.file.open("ab") as file:
-        file.write(b"\n")
+    append(tail.file, b"\n")
     running.wait_until(lambda: shipper.read_state().accepted == 11, "the line is complete")
     running.wait_until(lambda: is_delivered(shipper, "now"), "the status changes")
     assert "incomplete line" not in ask(shipper)
@@ -313,22 +308,15 @@ def test_watch_redraws_in_place_on_a_terminal_and_restores_the_cursor(tail: Tail
 
 def drawn(shipper: Shipper) -> str:
     """Watch in a narrow terminal until three redraws, end with Ctrl-C, and return all output."""
-    primary, secondary = os.openpty()
     command = [SHIPPER, "status", "--watch", "--interval", "0.1", "--config", shipper.config]
     environment = {**shipper.environment(), "TERM": "xterm-256color", "COLUMNS": "60", "LINES": "24"}
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=secondary, stderr=secondary, env=environment
-    ) as process:
-        os.close(secondary)
-        seen, interrupted = b"", False
-        try:
-            while part := os.read(primary, 65_536):
-                seen += part
-                if not interrupted and seen.count(b"no shipper is running") >= 3:
-                    process.send_signal(signal.SIGINT)  # once, so that the shutdown is not interrupted
-                    interrupted = True
-        except OSError:  # the other end is closed
-            pass
+    with (
+        Terminal() as terminal,
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=terminal.descriptor, stderr=terminal.descriptor, env=environment
+        ) as process,
+    ):
+        wait_until(lambda: terminal.shown.count(b"no shipper is running") >= 3, "three redraws", limit_s=20)
+        process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
-    os.close(primary)
-    return seen.decode()
+    return terminal.shown.decode()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import socket
-from pathlib import Path
 from typing import Any
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper, changed
-from tests.e2e.files import append, wait_for_events, where_permissions_hold
-from tests.e2e.operated import Admin, Start
+from tests.e2e.files import Tail, append, where_permissions_hold
+from tests.e2e.operated import Admin
 
 ALL_DELIVERED = "Everything written is delivered"
 ALL_WRITTEN = "everything written"
@@ -64,40 +63,38 @@ def assert_well(running: Running, shipper: Shipper) -> None:
     assert f"{ALL_WRITTEN} until" in status_of(shipper)
 
 
-def test_a_pattern_without_files_is_reported_until_a_file_matches(
-    start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample
-):
-    running = start()
-    words = f"no file matches {folder}/a.ndjson"
+def test_a_pattern_without_files_is_reported_until_a_file_matches(tail: Tail, shipper: Shipper):
+    tail.configure()
+    running = tail.start(None)
+    words = f"no file matches {tail.file}"
     assert_warned(running, shipper, words, metric="shipper_patterns_unmatched")
-    assert logged(running, "inputs_found")[0]["patterns"] == {f"{folder}/a.ndjson": 0}
-    append(folder / "a.ndjson", sample.lines[:10])
-    wait_for_events(running, service, sample.ids[:10])
+    assert logged(running, "inputs_found")[0]["patterns"] == {str(tail.file): 0}
+    tail.deliver(10)
     assert_well(running, shipper)
     assert running.stop().returncode == 0
-    (folder / "a.ndjson").unlink()
+    tail.file.unlink()
     assert words in status_of(shipper), "even when no shipper is running"
 
 
-def test_the_warning_explains_why_no_file_matches(start: Start, folder: Path, shipper: Shipper):
-    closed = folder / "closed"
+def test_the_warning_explains_why_no_file_matches(tail: Tail, shipper: Shipper):
+    closed = tail.folder / "closed"
     closed.mkdir(mode=0)
-    named = folder / "named"
+    named = tail.folder / "named"
     named.mkdir()
     for name in ("a", "events.ndjson", "events.txt", ".hidden"):
         (named / name).touch()
     denied = "permission denied; it belongs to user 0, group 0 (mode 0000)"
     patterns = {
-        f"{folder}/nowhere/deep/*.ndjson": f": there is no folder {folder}/nowhere/deep",
+        f"{tail.folder}/nowhere/deep/*.ndjson": f": there is no folder {tail.folder}/nowhere/deep",
         f"{closed}/*.ndjson": f": {closed} cannot be read: {denied}",
         f"{closed}/below/*": f": {closed} cannot be entered: {denied}",
-        f"{folder}/*.csv": f": {folder} has no files yet",
+        f"{tail.folder}/*.csv": f": {tail.folder} has no files yet",
         f"{named}/events*.csv": f": 3 other files are in {named}, such as events.ndjson and events.txt; correct the ",
         f"{named}/a": ": matching files are excluded by input.exclude or are shipper's own",
         "below/*.csv": f": there is no folder {shipper.folder}/below",
     }
     settings = {"input.include": json.dumps(list(patterns)), "input.exclude": f"{named}/a"}
-    running = start(settings=settings, prefix=where_permissions_hold())
+    running = tail.start(None, settings=settings, prefix=where_permissions_hold())
     admin = Admin(running)
     running.wait_until(lambda: headline(admin)[0] == "warn", "a warning")
     assert admin.metrics()["shipper_patterns_unmatched"] == len(patterns)
@@ -109,63 +106,58 @@ def test_the_warning_explains_why_no_file_matches(start: Start, folder: Path, sh
     assert running.stop().returncode == 0
 
 
-def test_an_unreadable_file_is_reported_until_it_can_be_read(
-    start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample
-):
-    file = folder / "a.ndjson"
-    append(file, sample.lines[:10])
-    file.chmod(0)
-    running = start(prefix=where_permissions_hold())
+def test_an_unreadable_file_is_reported_until_it_can_be_read(tail: Tail, shipper: Shipper, service: Service):
+    tail.append(0, 10)
+    tail.file.chmod(0)
+    running = tail.start(prefix=where_permissions_hold())
     denied = "permission denied; it belongs to user 0, group 0 (mode 0000), and this process runs as user 0"
-    words = f"{file} cannot be read: {denied}"
+    words = f"{tail.file} cannot be read: {denied}"
     assert_warned(running, shipper, words, metric="shipper_inputs_unreadable")
     assert service.stored == 0
     assert running.stop().returncode == 0
     said = status_of(shipper)
     assert f"at its end, {words}" in said, "the stopped shipper could not read it, though root can"
     assert ALL_WRITTEN not in said
-    running = start(prefix=where_permissions_hold())
-    file.chmod(0o600)
-    wait_for_events(running, service, sample.ids[:10])
+    running = tail.start(prefix=where_permissions_hold())
+    tail.file.chmod(0o600)
+    tail.wait(10)
     assert_well(running, shipper)
     assert running.stop().returncode == 0
 
 
 def test_a_broken_archive_is_reported_though_everything_before_the_damage_is_delivered(
-    start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample
+    tail: Tail, shipper: Shipper, sample: Sample
 ):
     """Its decompressed size is unknown, so no lag shows that records are missing."""
     whole = gzip.compress(b"".join(sample.lines[:2000]))
-    (folder / "a.ndjson").write_bytes(whole[:-2000] + b"broken" * 10 + whole[-2000:])
-    running = start()
+    tail.file.write_bytes(whole[:-2000] + b"broken" * 10 + whole[-2000:])
+    running = tail.start()
     admin = Admin(running)
     running.wait_until(lambda: admin.metrics().get("shipper_inputs_unreadable") == 1, "the warning")
     running.wait_until(lambda: headline(admin)[0] == "warn", "a warning")
-    assert f"{folder}/a.ndjson" in headline(admin)[1]
-    assert f"{folder}/a.ndjson" in admin.get("/readyz").text
+    assert str(tail.file) in headline(admin)[1]
+    assert str(tail.file) in admin.get("/readyz").text
     assert ALL_WRITTEN not in status_of(shipper)
     assert running.stop().returncode == 0
 
 
-def test_a_socket_that_matches_a_wildcard_is_not_reported_as_an_unreadable_input(
-    start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample
-):
-    append(folder / "a.ndjson", sample.lines[:10])
+def test_a_socket_that_matches_a_wildcard_is_not_reported_as_an_unreadable_input(tail: Tail, shipper: Shipper):
+    tail.append(0, 10)
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(folder / "s"))
-        running = start(settings={"input.include": json.dumps([f"{folder}/*"])})
-        wait_for_events(running, service, sample.ids[:10])
+        listener.bind(str(tail.folder / "s"))
+        running = tail.start("*")
+        tail.wait(10)
         running.wait_for("source_refused")
         assert_well(running, shipper)
         assert running.stop().returncode == 0
 
 
 def test_everything_is_not_reported_as_delivered_if_no_record_was_accepted(
-    start: Start, folder: Path, shipper: Shipper, sample: Sample
+    tail: Tail, shipper: Shipper, sample: Sample
 ):
     bad = [changed(line, IP="nowhere") for line in sample.lines[:10]]
-    append(folder / "a.ndjson", bad)
-    running = start()
+    append(tail.file, *bad)
+    running = tail.start()
     admin = Admin(running)
     running.wait_until(lambda: admin.status()["state"]["dead_lettered"] == 10, "the dead letters are saved")
     running.wait_until(lambda: headline(admin)[0] == "warn", "a warning")
@@ -182,15 +174,13 @@ def test_everything_is_not_reported_as_delivered_if_no_record_was_accepted(
     assert "none of the records read was accepted: 10 dead letters" in said, "even after the dead letters were purged"
 
 
-def test_the_log_begins_with_the_files_that_match_the_patterns(
-    start: Start, folder: Path, service: Service, sample: Sample
-):
-    append(folder / "a.ndjson", sample.lines[:10])
-    append(folder / "b.ndjson", sample.lines[10:20])
-    patterns = [f"{folder}/*.ndjson", f"{folder}/a*"]
-    running = start(settings={"input.include": json.dumps(patterns)})
-    wait_for_events(running, service, sample.ids[:20])
+def test_the_log_begins_with_the_files_that_match_the_patterns(tail: Tail):
+    tail.append(0, 10)
+    tail.append(10, 20, "b.ndjson")
+    running = tail.start(["*.ndjson", "a*"])
+    tail.wait(20)
     (found,) = logged(running, "inputs_found")
     assert found["level"] == "info"
-    assert found["patterns"] == {patterns[0]: 2, patterns[1]: 1}, "a file that matches two patterns counts for both"
+    counts = {f"{tail.folder}/*.ndjson": 2, f"{tail.folder}/a*": 1}
+    assert found["patterns"] == counts, "a file that matches two patterns counts for both"
     assert running.stop().returncode == 0

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,13 @@ import pytest
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import QUICK, Running, Service, Shipper, changed
 from tests.e2e.fake_service import HANG, FakeService, Reply
-from tests.e2e.files import append, log_lines, wait_for_events
+from tests.e2e.files import Tail, append, log_lines
 from tests.e2e.operated import Admin, Manager
+from tests.e2e.surroundings import site_of
 from tests.tools import tool
 
 SOON = {**QUICK, "admin.stuck_seconds": 0.5}
+ALL = "*.ndjson"
 # Simulates an unknown bug in the codec: an endless loop at a certain record.
 SITE = """
 import ctypes, os, time
@@ -37,14 +38,6 @@ if "STICKS" in os.environ:
 
 # How long a stop waits for a hanging read; a process with LD_PRELOAD is a real start with the original constants.
 HASTE = "import shipper.sources.reader as reader; reader._LIMIT_S = 0.3"
-
-
-def site_of(folder: Path, code: str) -> dict[str, str]:
-    """Return a folder that makes Python processes execute this code at startup."""
-    site = folder / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(code)
-    return {"PYTHONPATH": str(site)}
 
 
 class Hangs:
@@ -85,19 +78,6 @@ def sticks(shipper: Shipper) -> dict[str, str]:
     return {**site_of(shipper.folder, SITE), "STICKS": str(shipper.folder / "stuck"), "SHIPPER_NATIVE": "0"}
 
 
-@pytest.fixture
-def run(shipper: Shipper, folder: Path) -> Callable[..., Running]:
-    def start(*patterns: str, env: dict[str, str], **settings: object) -> Running:
-        include = [str(folder / pattern) for pattern in patterns or ("*.ndjson",)]
-        named = {key.replace("__", "."): value for key, value in settings.items()}
-        return shipper.start("run", settings={"input.include": json.dumps(include), **SOON, **named}, env=env)
-
-    return start
-
-
-Run = Callable[..., Running]
-
-
 def lines_with(sample: Sample, index: int) -> list[bytes]:
     """Return the first records, including the one that gets it stuck."""
     return [*sample.lines[:index], changed(sample.lines[index], Username="sticky"), *sample.lines[index + 1 : 40]]
@@ -113,17 +93,16 @@ def wait_for_liveness(running: Running, admin: Admin, status: int) -> str:
 
 
 def test_a_hanging_read_fails_the_liveness_probe_with_file_and_offset_until_it_ends(
-    run: Run, folder: Path, hangs: Hangs, service: Service, sample: Sample
+    tail: Tail, hangs: Hangs, sample: Sample
 ):
-    file = folder / "a.hung.ndjson"
-    append(file, sample.lines[:10])
+    file = tail.append(0, 10, "a.hung.ndjson")
     hangs.end()
-    running = run(env=hangs.env)
-    wait_for_events(running, service, sample.ids[:10])
+    running = tail.start(ALL, settings=SOON, env=hangs.env)
+    tail.wait(10)
     admin = Admin(running)
     assert admin.get("/healthz").text == "ok\n"
     hangs._flag.touch()
-    append(file, sample.lines[10:20])
+    tail.append(10, 20, file)
     running.wait_until(lambda: hangs.are_waited_for, "a read")
     words = f"reading {file} from byte {len(b''.join(sample.lines[:10]))}"
     assert words in wait_for_liveness(running, admin, 503)
@@ -134,20 +113,16 @@ def test_a_hanging_read_fails_the_liveness_probe_with_file_and_offset_until_it_e
     assert (line["stage"], line["path"], line["message"]) == ("read", str(file), words)
     hangs.end()
     assert wait_for_liveness(running, admin, 200) == "ok\n"
-    wait_for_events(running, service, sample.ids[:20])
+    tail.wait(20)
     assert log_lines(running, "stuck_over")
     assert running.stop().returncode == 0
 
 
-def test_an_outage_a_pause_and_an_idle_input_are_not_reported_as_stuck(
-    run: Run, shipper: Shipper, folder: Path, fake: FakeService, sample: Sample
-):
+def test_an_outage_a_pause_and_an_idle_input_are_not_reported_as_stuck(tail: Tail, fake: FakeService):
     fake.default = HANG
-    shipper.target = fake.target
-    file = folder / "a.ndjson"
-    append(file, sample.lines[:40])
-    settings = {"batch__max_events": 10, "delivery__concurrency": 1, "delivery__read_timeout_seconds": 60}
-    running = run(env={}, **settings)
+    tail.append(0, 40)
+    settings = {**SOON, "batch.max_events": 10, "delivery.concurrency": 1, "delivery.read_timeout_seconds": 60}
+    running = tail.start(settings=settings)
     admin = Admin(running)
 
     def waits_for(seconds: float) -> bool:
@@ -158,7 +133,7 @@ def test_an_outage_a_pause_and_an_idle_input_are_not_reported_as_stuck(
     running.wait_until(lambda: waits_for(1.5), "records wait for the service three times as long as the limit")
     running.kill()
     fake.default = Reply(status=404)
-    running = run(env={}, **settings)
+    running = tail.start(settings=settings)
     admin = Admin(running)
     running.wait_for("delivery_paused")
     running.wait_until(lambda: waits_for(1.5), "records wait for the end of a pause")
@@ -174,22 +149,20 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 
 
 def test_a_blocked_interpreter_stops_the_watchdog_notifications(
-    run: Run, folder: Path, sticks: dict[str, str], manager: Manager, sample: Sample
+    tail: Tail, sticks: dict[str, str], manager: Manager, sample: Sample
 ):
-    running = run(env=manager.env | sticks | {"STICKS_IN_C": "1"})
+    running = tail.start(ALL, settings=SOON, env=manager.env | sticks | {"STICKS_IN_C": "1"})
     running.wait_until(lambda: "WATCHDOG=1" in manager.hear(0.1), "watchdog notifications")
-    append(folder / "a.ndjson", lines_with(sample, 5))
+    append(tail.folder / "a.ndjson", *lines_with(sample, 5))
     running.wait_until(Path(sticks["STICKS"]).exists, "it is stuck")
     manager.hear(0.1)  # discard earlier lines
     assert "WATCHDOG=1" not in manager.hear(1.5)
     running.kill()
 
 
-def test_a_hanging_read_stops_the_watchdog_notifications(
-    run: Run, folder: Path, hangs: Hangs, manager: Manager, sample: Sample
-):
-    append(folder / "a.hung.ndjson", sample.lines[:10])
-    running = run(env=manager.env | hangs.env)
+def test_a_hanging_read_stops_the_watchdog_notifications(tail: Tail, hangs: Hangs, manager: Manager):
+    tail.append(0, 10, "a.hung.ndjson")
+    running = tail.start(ALL, settings=SOON, env=manager.env | hangs.env)
     running.wait_until(lambda: log_lines(running, "stuck"), "it is stuck")
     manager.hear(0.1)
     lines = manager.hear(1.5)
@@ -200,37 +173,35 @@ def test_a_hanging_read_stops_the_watchdog_notifications(
 
 @pytest.mark.early
 def test_a_stop_saves_settled_records_without_waiting_for_a_hanging_read(
-    run: Run, shipper: Shipper, folder: Path, hangs: Hangs, service: Service, sample: Sample
+    tail: Tail, shipper: Shipper, hangs: Hangs, service: Service
 ):
-    append(folder / "a.ndjson", sample.lines[:10])
-    append(folder / "b.hung.ndjson", sample.lines[10:20])
+    tail.append(0, 10, "a.ndjson")
+    tail.append(10, 20, "b.hung.ndjson")
     hangs.end()
-    running = run(env=hangs.env)
-    wait_for_events(running, service, sample.ids[:20])
+    running = tail.start(ALL, settings=SOON, env=hangs.env)
+    tail.wait(20)
     hangs._flag.touch()
-    append(folder / "b.hung.ndjson", sample.lines[20:30])
+    tail.append(20, 30, "b.hung.ndjson")
     wait_until_stuck(running)
     result = running.stop()
     assert result.returncode == 0, result.stderr
     assert (shipper.read_state().accepted, shipper.read_state().read) == (20, 20)
     hangs.end()
-    running = run(env=hangs.env)
-    wait_for_events(running, service, sample.ids[:30])
+    running = tail.start(ALL, settings=SOON, env=hangs.env)
+    tail.wait(30)
     assert running.stop().returncode == 0
     assert set(service.times_received().values()) == {1}
 
 
 @pytest.mark.early
-def test_a_signal_stops_a_hanging_backfill(
-    shipper: Shipper, folder: Path, hangs: Hangs, service: Service, sample: Sample
-):
-    append(folder / "a.hung.ndjson", sample.lines[:10])
-    running = shipper.start("backfill", folder, settings=SOON, env=hangs.env)
+def test_a_signal_stops_a_hanging_backfill(tail: Tail, shipper: Shipper, hangs: Hangs):
+    tail.append(0, 10, "a.hung.ndjson")
+    running = shipper.start("backfill", tail.folder, settings=SOON, env=hangs.env)
     running.wait_until(lambda: hangs.are_waited_for, "a read")
     result = running.stop()
     assert result.returncode == 4, result.stderr
     hangs.end()
-    assert shipper.backfill(folder).counts() == (10, 10, 0, 0, 0)
+    assert shipper.backfill(tail.folder).counts() == (10, 10, 0, 0, 0)
 
 
 # No restart loop --------------------------------------------------------------------------------------------------
@@ -238,54 +209,53 @@ def test_a_signal_stops_a_hanging_backfill(
 
 @pytest.mark.parametrize("is_in_c", [False, True], ids=["in Python", "in C"])
 def test_the_third_start_skips_a_record_at_which_two_were_stuck(
-    run: Run, shipper: Shipper, folder: Path, sticks: dict[str, str], service: Service, sample: Sample, is_in_c: bool
+    tail: Tail, shipper: Shipper, sticks: dict[str, str], sample: Sample, is_in_c: bool
 ):
     lines = lines_with(sample, 25)
-    append(folder / "a.ndjson", lines)
+    append(tail.folder / "a.ndjson", *lines)
     env = sticks | ({"STICKS_IN_C": "1"} if is_in_c else {})
     traceback = shipper.state / "traceback"
     for _ in range(2):
-        running = run(env=env)
+        running = tail.start(ALL, settings=SOON, env=env)
         running.wait_until(Path(sticks["STICKS"]).exists, "it reaches the record")
         if is_in_c:
             running.wait_until(lambda: traceback.stat().st_size, "the interpreter is blocked")
         else:
             text = wait_for_liveness(running, Admin(running), 503)
             (line,) = log_lines(running, "stuck")
-            assert line["message"] == f"validating records of {folder / 'a.ndjson'} from byte {line['offset']}"
+            assert line["message"] == f"validating records of {tail.folder / 'a.ndjson'} from byte {line['offset']}"
             assert f"stuck: {line['message']}, for " in text
         running.kill()
         Path(sticks["STICKS"]).unlink()
-    running = run(env=env)
-    good = [*sample.ids[:25], *sample.ids[26:40]]
-    wait_for_events(running, service, good)
+    running = tail.start(ALL, settings=SOON, env=env)
+    good = [*range(25), *range(26, 40)]
+    tail.wait(good)
     if is_in_c:
         (line,) = log_lines(running, "stuck_before")
         assert line["offset"] == len(b"".join(lines[:25]))
     running.wait_until(lambda: shipper.read_state().dead_letters, "the record is a dead letter")
-    append(folder / "a.ndjson", sample.lines[40:50])
-    wait_for_events(running, service, [*good, *sample.ids[40:50]])
+    tail.append(40, 50, "a.ndjson")
+    tail.wait([*good, *range(40, 50)])
     assert running.stop().returncode == 0
     (letter,) = shipper.read_state().dead_letters
     assert (letter.rule, letter.raw + b"\n", letter.start_offset) == ("stuck", lines[25], len(b"".join(lines[:25])))
-    assert service.holds([*good, *sample.ids[40:50]])
     assert not (shipper.state / "stuck.json").exists()
 
 
 @pytest.mark.parametrize("names", [False, True], ids=["a read", "a poll"])
 def test_after_two_stuck_starts_a_hanging_file_is_skipped_and_the_others_are_read(
-    run: Run, shipper: Shipper, folder: Path, hangs: Hangs, service: Service, sample: Sample, names: bool
+    tail: Tail, hangs: Hangs, names: bool
 ):
-    bad, good = folder / "a.hung.ndjson", folder / "b.ndjson"
-    append(bad, sample.lines[:10])
+    bad, good = tail.folder / "a.hung.ndjson", tail.folder / "b.ndjson"
+    tail.append(0, 10, bad)
     env = hangs.env | ({"HANGS_NAMES": "1"} if names else {})
     for _ in range(2):
-        running = run(bad.name, good.name, env=env)
+        running = tail.start([bad.name, good.name], settings=SOON, env=env)
         wait_until_stuck(running)
         running.kill()
-    append(good, sample.lines[10:20])
-    running = run(bad.name, good.name, env=env)
-    wait_for_events(running, service, sample.ids[10:20])
+    tail.append(10, 20, good)
+    running = tail.start([bad.name, good.name], settings=SOON, env=env)
+    tail.wait(range(10, 20))
     admin = Admin(running)
     assert admin.get("/healthz").status_code == 200
 
@@ -299,6 +269,6 @@ def test_after_two_stuck_starts_a_hanging_file_is_skipped_and_the_others_are_rea
     assert "admin.stuck_seconds" in trouble
     assert running.stop().returncode == 0
     hangs.end()
-    running = run(bad.name, good.name, env=env)
-    wait_for_events(running, service, sample.ids[:20])
+    running = tail.start([bad.name, good.name], settings=SOON, env=env)
+    tail.wait(20)
     assert running.stop().returncode == 0

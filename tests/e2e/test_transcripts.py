@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from shipper.sandbox.faults import EFFECTS, AnyFault
 from tests.e2e.driver import SHIPPER, Shipper
+from tests.e2e.surroundings import free_port
 
 ROOT = Path(__file__).parents[2]
 END_OF_OUTPUT = "\x1e"
@@ -83,11 +83,6 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     running = Shell(tmp_path)
     yield running
     running.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def execute(steps: list[Step], shipper: Shipper, shell: Shell, tmp_path: Path) -> None:

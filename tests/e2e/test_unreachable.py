@@ -5,18 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import subprocess
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from shipper.config.settings import load_settings
 from shipper.model.units import size
-from shipper.status.document import document
-from shipper.status.snapshot import take_snapshot
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper
 from tests.e2e.fake_service import HANG, OK, FakeService
@@ -30,34 +23,10 @@ def unreachable_bytes(shipper: Shipper) -> int:
 
 
 def status(shipper: Shipper) -> dict[str, Any]:
-    """Return the state part of `shipper status --json`, without starting a process."""
-    settings = load_settings(config_path=shipper.config, environ=shipper.environment())
-    return json.loads(msgspec.json.encode(document(take_snapshot(settings, time.time()))))["state"]
-
-
-def read_half(tail: Tail, shipper: Shipper, fake: FakeService, service: Service, include: str = "app.ndjson*") -> int:
-    """
-    Have the first 100 of 300 lines accepted and saved, and none of the others; all were read.
-
-    Returns:
-        The number of bytes beyond the checkpoint.
-    """
-    tail.append(0, 300)
-    fake.plan(OK)
-    fake.default = HANG
-    shipper.target = fake.target
-    running = tail.start(
-        include,
-        batch__max_events=100,
-        batch__unique_consumers="false",
-        delivery__concurrency=1,
-        delivery__drain_timeout_seconds=0.1,
-    )
-    running.wait_until(lambda: shipper.read_state().accepted == 100, "the first batch is saved")
-    assert running.stop().returncode == 4
-    assert fake.event_ids() == tail.ids(100)
-    shipper.target = service.target
-    return sum(map(len, tail.sample.lines[100:300]))
+    """Return the state part of `shipper status --json`."""
+    result = shipper.run("status", "--json")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)["state"]
 
 
 def see_without_settling(tail: Tail, shipper: Shipper, fake: FakeService, service: Service, fates: list[str]) -> None:
@@ -66,6 +35,7 @@ def see_without_settling(tail: Tail, shipper: Shipper, fake: FakeService, servic
 
     Another file has only 10 lines and is deleted once they are settled.
     """
+    shipper.target = service.target
     for number, fate in enumerate([*fates, "finished"]):
         tail.append(number * 100, number * 100 + 10, f"{fate}.log")
     tail.pass_by("*.log", lines_of([*fates, "finished"], 0, 10))
@@ -152,7 +122,6 @@ def test_the_bytes_known_at_the_last_save_are_reported_after_a_kill(
     tail: Tail, shipper: Shipper, fake: FakeService, service: Service
 ):
     """Bytes written after the last save are unknown."""
-    shipper.target = fake.target
     fake.plan(OK)
     fake.default = HANG
     tail.append(0, 3000)
@@ -174,12 +143,10 @@ def test_the_bytes_known_at_the_last_save_are_reported_after_a_kill(
 def test_backfill_reports_unreachable_bytes_of_an_earlier_run(
     shipper: Shipper, fake: FakeService, service: Service, sample: Sample
 ):
-    shipper.target = fake.target
     fake.plan(OK)
     fake.default = HANG
-    path, other = shipper.folder / "a.ndjson", shipper.folder / "b.ndjson"
-    path.write_bytes(b"".join(sample.lines[:100]))
-    other.write_bytes(b"".join(sample.lines[100:110]))
+    path = shipper.write("a.ndjson", *sample.lines[:100])
+    other = shipper.write("b.ndjson", *sample.lines[100:110])
     settings = {"batch.max_events": 30, "delivery.concurrency": 1, "delivery.drain_timeout_seconds": 0.1}
     running = shipper.start("backfill", path, settings=settings)
     running.wait_until(lambda: shipper.read_state().accepted, "the first batch is saved")
@@ -202,52 +169,35 @@ def test_backfill_reports_unreachable_bytes_of_an_earlier_run(
 def test_status_shows_the_lag_of_each_stream_of_a_stopped_and_of_a_running_shipper(
     tail: Tail, shipper: Shipper, fake: FakeService, service: Service
 ):
-    lag = read_half(tail, shipper, fake, service)
+    tail.append(0, 300)
+    fake.plan(OK)
+    fake.default = HANG
+    settings = {"batch.max_events": 100, "batch.unique_consumers": "false", "delivery.concurrency": 1}
+    running = tail.start(settings=settings, delivery__drain_timeout_seconds=0.1)
+    running.wait_until(lambda: shipper.read_state().accepted == 100, "the first batch is saved")
+    assert running.stop().returncode == 4
+    assert fake.event_ids() == tail.ids(100)
+    shipper.target = service.target
     tail.append(300, 310, "app.ndjson.2")
     size = tail.file.stat().st_size
+    lag = sum(map(len, tail.sample.lines[100:300]))
 
-    def stream_of(document: dict[str, Any], path: Path) -> dict[str, Any]:
-        (stream,) = [each for each in document["streams"] if each["path"] == str(path)]
+    def stream_of(path: Path) -> dict[str, Any]:
+        (stream,) = [each for each in status(shipper)["streams"] if each["path"] == str(path)]
         return {key: stream[key] for key in ("size", "checkpoint", "lag_bytes")}
 
-    printed = shipper.run("status", "--json")
-    assert printed.returncode == 0, printed.stderr
-    left = {"size": size, "checkpoint": size - lag, "lag_bytes": lag}
-    assert stream_of(json.loads(printed.stdout)["state"], tail.file) == left
+    assert stream_of(tail.file) == {"size": size, "checkpoint": size - lag, "lag_bytes": lag}
     running = tail.start()
     tail.wait(range(100, 310))
     assert running.peak_bytes
     for path in (tail.file, tail.folder / "app.ndjson.2"):
         all_read = {"size": path.stat().st_size, "checkpoint": path.stat().st_size, "lag_bytes": 0}
-        running.wait_until(
-            lambda path=path, all_read=all_read: stream_of(status(shipper), path) == all_read, "it is saved"
-        )
+        running.wait_until(lambda path=path, all_read=all_read: stream_of(path) == all_read, "it is saved")
     with tail.held():
         tail.append(310, 320)
         grown = tail.file.stat().st_size
-        assert stream_of(status(shipper), tail.file)["checkpoint"] == size
-        assert stream_of(status(shipper), tail.file)["lag_bytes"] in {0, grown - size}
+        assert stream_of(tail.file)["checkpoint"] == size
+        assert stream_of(tail.file)["lag_bytes"] in {0, grown - size}
     tail.wait(range(100, 320))
     assert running.stop().returncode == 0
-    assert stream_of(status(shipper), tail.file) == {"size": grown, "checkpoint": grown, "lag_bytes": 0}
-    assert not running.process.returncode
-
-
-def test_status_counts_dead_letters_and_the_spool(shipper: Shipper, fake: FakeService, sample: Sample):
-    shipper.target = fake.target
-    fake.plan(OK)
-    fake.default = HANG
-    settings = {"batch.max_events": 100, "delivery.concurrency": 1, "state.commit_interval_seconds": 0.02}
-    running = shipper.start("pipe", stdin=subprocess.PIPE, settings=settings)
-    running.stdin.write(b'{"bad": 1}\n' * 3 + b"".join(sample.lines[:300]))
-    running.stdin.flush()
-    running.wait_until(lambda: shipper.read_state().accepted, "the first batch is saved")
-    running.kill()
-    assert shipper.read_state().dead_lettered == 3
-    found = status(shipper)
-    spooled = [path.stat().st_size for path in (shipper.state / "spool").iterdir()]
-    text = json.dumps(found)
-    assert found["spool"]["segments"] == len(spooled) > 0, text
-    assert found["spool"]["bytes"] == sum(spooled), text
-    assert found["dead_letters"] == {"event_id": 3}, text
-    assert found["unreachable_bytes"] == 0
+    assert stream_of(tail.file) == {"size": grown, "checkpoint": grown, "lag_bytes": 0}

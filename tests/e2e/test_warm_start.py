@@ -57,10 +57,9 @@ def test_a_warm_process_has_the_same_properties_as_a_started_one(
         tool(words[0])
     looks = []
     for fresh in (True, False):
-        running = shipper.start("pipe", stdin=subprocess.PIPE, settings=QUICK, fresh=fresh, prefix=words)
+        running = shipper.open_pipe(settings=QUICK, fresh=fresh, prefix=words)
         assert isinstance(running.process, warm_start.Process) is not fresh
-        running.stdin.write(sample.lines[len(looks)])
-        running.stdin.flush()
+        running.feed(sample.lines[len(looks)])
         running.wait_until(lambda: shipper.read_state().accepted == len(looks) + 1, "it is working")
         looks.append(look(running, shipper.state))
         running.kill()
@@ -69,13 +68,13 @@ def test_a_warm_process_has_the_same_properties_as_a_started_one(
 
 def test_a_warm_process_reports_its_exit_code_or_signal(shipper: Shipper):
     assert shipper.start("validate", "nowhere").finish().returncode == 2
-    running = shipper.start("pipe", stdin=subprocess.PIPE)
+    running = shipper.open_pipe()
     running.wait_until((shipper.state / "lock").exists, "it has started")
     with pytest.raises(subprocess.TimeoutExpired):
         running.process.wait(0.01)
     running.process.terminate()
     assert running.process.wait(20) in {0, 4}
-    running = shipper.start("pipe", stdin=subprocess.PIPE, check=False)
+    running = shipper.open_pipe(check=False)
     running.process.send_signal(signal.SIGKILL)
     assert running.process.wait() == -signal.SIGKILL
 

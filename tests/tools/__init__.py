@@ -27,6 +27,7 @@ _ORIGIN = {
     "strace": "the package strace",
     "systemd-analyze": "the package systemd",
     "systemd-creds": "the package systemd",
+    "unshare": "the package util-linux",
     "docker-compose": "the plugin compose of docker",
 }
 
