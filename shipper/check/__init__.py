@@ -10,14 +10,8 @@ Result = Literal["ok", "note", "fail"]  # `note`: not wrong, but worth knowing
 
 
 class Item(Struct, frozen=True):
-    """
-    The result of a check.
-
-    Attributes:
-        name: A setting, such as `intake.token`, or a step of a connection, such as `intake:tls`.
-        what: For humans; never contains a secret.
-    """
+    """The result of a check."""
 
     result: Result
-    name: str
-    what: str
+    name: str  # a setting, such as `intake.token`, or a step of a connection, such as `intake:tls`
+    what: str  # for humans; never contains a secret

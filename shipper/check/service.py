@@ -23,7 +23,7 @@ from shipper.delivery.tls import os_error_text
 from shipper.delivery.verdicts import UNREADABLE, Action, Verdict, judge
 from shipper.model.errors import ConfigError
 from shipper.model.units import several, span
-from shipper.model.wire import BODY_HEAD, BODY_TAIL, INTAKE_PATH
+from shipper.model.wire import EMPTY_BODY, INTAKE_PATH
 from shipper.system.addresses import is_address, is_loopback
 
 _ANSWER_BYTES: Final = 64 << 20  # as much as a report may have
@@ -33,27 +33,19 @@ _NAMES_SHOWN: Final = 3
 
 
 class Probe(Struct, frozen=True):
-    """
-    A request that tests route, key and token without writing anything.
-
-    Attributes:
-        remark: Added to a successful result.
-        hint: Added if the path is not found.
-    """
+    """A request that tests route, key and token without writing anything."""
 
     method: str
     path: str
     body: bytes = b""
-    remark: str = ""
-    hint: str = ""
+    remark: str = ""  # added to a successful result
+    hint: str = ""  # added if the path is not found
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
 
 
-EMPTY_BATCH: Final = Probe(
-    "POST", INTAKE_PATH, BODY_HEAD + BODY_TAIL, remark="the batch was empty, so nothing was written"
-)
+EMPTY_BATCH: Final = Probe("POST", INTAKE_PATH, EMPTY_BODY, remark="the batch was empty, so nothing was written")
 
 
 class Checkup:

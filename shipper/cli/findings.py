@@ -149,7 +149,7 @@ class Validation:
             rejected: set[int] = set()
             for encoded in self._codec.encode_all(chunk, room_bytes=self._room_bytes, latest=self._latest):
                 span = encoded.span
-                findings.records += span.records
+                findings.records += span.read
                 findings.duplicates += span.duplicates + encoded.waits
                 accept_events(self._codec.window, span, range(encoded.events - encoded.waits))
                 findings.failed += len(span.rejections)

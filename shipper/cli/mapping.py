@@ -149,11 +149,10 @@ def _records_of(path: Path, settings: Settings) -> Iterator[Mapping[str, Any]]:
 def documents_in(chunk: Chunk) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield the offset of each record of a chunk that can be parsed, and the record without a mapping."""
     from shipper.codec.documents import read_document
-    from shipper.model.framing import CsvRows
 
     framing = chunk.stream.framing
     for frame in framing.frames(chunk.data, 0):
-        is_header = isinstance(framing, CsvRows) and chunk.start_offset + frame.start < len(framing.header)
+        is_header = chunk.start_offset + frame.start < len(framing.header)
         raw = chunk.data[frame.start : frame.end]
         if not is_header and raw.strip() and (document := read_document(raw, framing)):
             yield chunk.start_offset + frame.start, document

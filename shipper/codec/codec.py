@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from io import BytesIO
 from itertools import accumulate, chain, compress, islice
 from operator import add, attrgetter, ne
@@ -23,11 +22,11 @@ from msgspec.structs import replace
 
 from shipper.codec.dedupe import KEY_BYTES, NO_KEY, DedupeWindow, key_of, keys_of, new_window, split_keys
 from shipper.codec.documents import read_rows
-from shipper.codec.judge import Judge, Records, document_in
+from shipper.codec.judge import Judge, Records
 from shipper.codec.rewrite import Changes, Rewriter
 from shipper.codec.rules import MESSAGES, NESTING_MAX, Columns, may_nest_deeply, nests_deeply, tally
 from shipper.config.settings import RecordsSettings
-from shipper.model.framing import BLANKS, CUT_MARK, LINES, CsvRows, Frame, Framing, parse_cut_record
+from shipper.model.framing import BLANKS, CUT_MARK, LINES, CsvRows, Frame, parse_cut_record
 from shipper.model.records import (
     MARKER_BYTES,
     NO_BOUNDS,
@@ -49,22 +48,15 @@ _NO_COLUMNS: Final = Columns.of(())
 
 
 class _Piece(NamedTuple):
-    """
-    Validated records of a chunk.
-
-    Attributes:
-        lines: The valid records as they are sent; if all lines are valid unchanged, one text.
-        starts: Offsets of the valid records in the stream; if all lines are valid unchanged, only the first.
-        ends: Ends of the valid records in the stream; empty if all lines are valid unchanged.
-    """
+    """Validated records of a chunk."""
 
     end: int
-    lines: list[bytes]
+    lines: list[bytes]  # the valid records as they are sent; if all lines are valid unchanged, one text
     columns: Columns
-    starts: list[int]
-    ends: list[int]
+    starts: list[int]  # offsets of the valid records in the stream; if all lines are valid unchanged, only the first
+    ends: list[int]  # ends of the valid records in the stream; empty if all lines are valid unchanged
     rejections: list[Rejection]
-    changes: Changes | None
+    changes: Changes | None  # None if nothing was rewritten
 
     @classmethod
     def rejected(cls, end: int, rejections: list[Rejection]) -> _Piece:
@@ -72,22 +64,14 @@ class _Piece(NamedTuple):
 
 
 class _Scanned(NamedTuple):
-    """
-    Natively scanned lines of a chunk.
+    """Natively scanned lines of a chunk."""
 
-    Attributes:
-        end: End of the lines in the chunk's data.
-        stretches: Runs of ordinary lines: start, end and number of lines.
-        others: Start and end of each line that must be validated here.
-        repeats: As in `EncodedChunk`, if there are no other lines.
-    """
-
-    end: int
-    stretches: Sequence[tuple[int, int, int]]
-    others: Sequence[tuple[int, int]]
-    keys: bytes
+    end: int  # of the lines in the chunk's data
+    stretches: Sequence[tuple[int, int, int]]  # runs of ordinary lines: start, end and number of lines
+    others: Sequence[tuple[int, int]]  # start and end of each line to validate here
+    keys: bytes  # of the ordinary lines, like all that follows
     consumer_ids: bytes
-    repeats: Sequence[tuple[int, int, int]]
+    repeats: Sequence[tuple[int, int, int]]  # as in `EncodedChunk`, if there are no other lines
     ledger: Tally
 
 
@@ -150,21 +134,18 @@ class Codec:
             there is room for the longest record.
         """
         if chunk.is_oversized:
-            return _reject_oversized_line(chunk)
+            return self._reject_oversized_line(chunk)
         start = _first_line(chunk, offset - chunk.start_offset)
         scanned: _Scanned | None = None
         piece: _Piece | None
         if chunk.stream.framing is not LINES:
             piece = self._take_frames(chunk, start, room_events, latest)
+        elif (scanned := self._take_ordinary(chunk, start, room_events, room_bytes, latest)) is None:
+            piece = self._take_lines(chunk, start, room_events, room_bytes, latest)
         else:
-            if self._is_scanning and chunk.stream.kind != "replay":
-                scanned = self._take_ordinary(chunk, start, room_events, room_bytes, latest)
-            if scanned is None:
-                piece = self._take_lines(chunk, start, room_events, room_bytes, latest)
-            else:
-                raws = [chunk.data[begin:end] for begin, end in scanned.others]
-                offsets = [chunk.start_offset + begin for begin, _ in scanned.others]
-                piece = self._separate(chunk, raws, offsets, scanned.end, latest)
+            raws = [chunk.data[begin:end] for begin, end in scanned.others]
+            offsets = [chunk.start_offset + begin for begin, _ in scanned.others]
+            piece = self._separate(chunk, raws, offsets, scanned.end, latest)
         if piece is None:
             return None
         if self._must_shrink(chunk, piece, scanned, room_bytes):
@@ -199,7 +180,7 @@ class Codec:
             rule="stuck",
             message=MESSAGES["stuck"],
             raw=data[frame.start : frame.end],
-            header=framing.header if isinstance(framing, CsvRows) else b"",
+            header=framing.header,
         )
         return self._finish(chunk, offset, _Piece.rejected(frame.cut, [rejection]))
 
@@ -213,23 +194,14 @@ class Codec:
         waiting = encoded.span.event_keys[KEY_BYTES * (encoded.events - encoded.waits) :] if encoded.waits else b""
         return all(map(self.window.is_unsettled, split_keys(waiting)))
 
-    def document_of(self, raw: bytes, framing: Framing) -> dict[str, object]:
-        """Return a record in the form that the rules check, as far as it can be parsed; for messages to users."""
-        lines: list[bytes] = []
-        if isinstance(framing, CsvRows):
-            documents, _ = read_rows([raw], framing)
-            lines = self._rewriter.write(documents, Changes()) if documents else []
-        else:
-            with suppress(RecursionError):  # a dead letter may be nested too deeply
-                lines = self._rewriter.rewrite([raw.replace(b"\n", b"\r")], Changes())
-        return (document_in(lines[0]) if lines else None) or {}
-
     # Take and validate the next records ------------------------------------------------------------------------------
 
     def _take_ordinary(
         self, chunk: Chunk, start: int, room_events: int, room_bytes: int, latest: str
     ) -> _Scanned | None:
         """Scan the next lines and admit the EventIds of ordinary ones; return None if there are none."""
+        if not self._is_scanning or chunk.stream.kind == "replay":
+            return None
         if self._scan is None or self._scan[0] is not chunk:
             self._scan = chunk, chunk.scan or NATIVE.scan(chunk.data)
         room_bytes = max(0, room_bytes)
@@ -284,7 +256,7 @@ class Codec:
         csv = chunk.stream.framing if isinstance(chunk.stream.framing, CsvRows) else None
         rejections: list[Rejection] = []
         if chunk.stream.kind == "spool" and any(CUT_MARK in raw for raw in raws):
-            raws, offsets = _reject_cut(raws, offsets, rejections)
+            offsets, raws, _ = _reject_cut(Records(offsets, raws, raws), rejections)
         records = original = _reject_deep(self._drop_blanks(raws, offsets, rejections), rejections)
         changes = Changes()
         if records.raws and (csv is not None or self._rewriter.is_needed):
@@ -332,6 +304,12 @@ class Codec:
             return records
         lengths = enumerate(zip(map(len, records.raws), map(len, records.wires), strict=True))
         return records.reject({index: ("oversized", "") for index, both in lengths if max(both) > limit}, rejections)
+
+    def _reject_oversized_line(self, chunk: Chunk) -> EncodedChunk:
+        """Reject a line of which only the position is known."""
+        start, end, message = chunk.start_offset, chunk.end_offset, MESSAGES["oversized"]
+        rejection = Rejection(start_offset=start, end_offset=end, rule="oversized", message=message, raw=b"")
+        return self._finish(chunk, start, _Piece.rejected(end - start, [rejection]))
 
     # Finish a piece -----------------------------------------------------------------------------------------
 
@@ -386,7 +364,7 @@ class Codec:
             start_offset=offset,
             end_offset=chunk.start_offset + piece.end,
             tail=chunk.data[max(0, piece.end - MARKER_BYTES) : piece.end],
-            records=count + len(piece.rejections) + len(repeated.event_ids),
+            read=count + len(piece.rejections) + len(repeated.event_ids),
             unsettled=count,
             duplicates=len(repeated.event_ids),
             rejections=piece.rejections,
@@ -462,9 +440,8 @@ def first_record(chunk: Chunk, start: int) -> int:
     """Return the start of the first record from `start` on, skipping a byte-order mark or a header."""
     if chunk.start_offset + start:
         return start
-    framing = chunk.stream.framing
-    if isinstance(framing, CsvRows):
-        return len(framing.header)
+    if header := chunk.stream.framing.header:
+        return len(header)
     return len(BOM_UTF8) if chunk.data.startswith(BOM_UTF8) else 0
 
 
@@ -517,31 +494,10 @@ def _merge(chunk: Chunk, scanned: _Scanned, piece: _Piece, keys: bytes, waits: i
     )
 
 
-def _reject_oversized_line(chunk: Chunk) -> EncodedChunk:
-    """Reject an oversized line, of which only the position is known."""
-    rejection = Rejection(
-        start_offset=chunk.start_offset,
-        end_offset=chunk.end_offset,
-        rule="oversized",
-        message=MESSAGES["oversized"],
-        raw=b"",
-    )
-    span = Span(
-        stream=chunk.stream,
-        start_offset=chunk.start_offset,
-        end_offset=chunk.end_offset,
-        tail=b"",
-        records=1,
-        unsettled=0,
-        rejections=[rejection],
-    )
-    return EncodedChunk(span=span, lines=b"", events=0, consumer_ids=(), has_new_event_ids=True)
-
-
-def _reject_cut(raws: list[bytes], offsets: list[int], rejections: list[Rejection]) -> tuple[list[bytes], list[int]]:
+def _reject_cut(records: Records, rejections: list[Rejection]) -> Records:
     """Reject the records of which the spool stored only the beginning."""
     complete: list[int] = []
-    for index, (raw, offset) in enumerate(zip(raws, offsets, strict=True)):
+    for index, (offset, raw, _) in enumerate(zip(*records, strict=True)):
         cut = parse_cut_record(raw)
         if cut is None:
             complete.append(index)
@@ -552,7 +508,7 @@ def _reject_cut(raws: list[bytes], offsets: list[int], rejections: list[Rejectio
         )
         rejection = Records([offset], [beginning], [beginning]).rejection(0, "oversized", message)
         rejections.append(replace(rejection, end_offset=offset + len(raw), whole_bytes=whole_bytes))
-    return [raws[index] for index in complete], [offsets[index] for index in complete]
+    return records.select(complete)
 
 
 def _offsets_of(lines: list[bytes], first: int) -> list[int]:

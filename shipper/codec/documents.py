@@ -6,7 +6,6 @@ import csv
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from string import Formatter
 from typing import Any, Final
 
@@ -97,14 +96,10 @@ def _reader_of(source: FieldSource) -> Callable[[Sequence[Document]], Column]:
     return _path_reader(source.path)
 
 
-def _read_field(name: str, documents: Sequence[Document]) -> Column:
-    return [document.get(name, ABSENT) for document in documents]
-
-
 def _path_reader(path: str) -> Callable[[Sequence[Document]], Column]:
     """Return a reader of `a.b`: the field with this name, or else the field `b` of the object `a`."""
     if not is_nested(path):
-        return partial(_read_field, path)
+        return lambda documents: [document.get(path, ABSENT) for document in documents]
     steps = path.split(".")
 
     def value_of(document: Any) -> Any:

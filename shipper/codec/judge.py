@@ -40,24 +40,14 @@ decode_raw: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Records(NamedTuple):
-    """
-    Nonblank records, one item per record in each list.
-
-    Attributes:
-        raws: The original records, without separators.
-    """
+    """Nonblank records, one item per record in each list."""
 
     offsets: list[int]
-    raws: list[bytes]
+    raws: list[bytes]  # without separators
     wires: list[bytes]
 
     def select(self, indexes: Sequence[int]) -> Records:
-        offsets, raws, wires = self
-        return Records(
-            [offsets[index] for index in indexes],
-            [raws[index] for index in indexes],
-            [wires[index] for index in indexes],
-        )
+        return Records._make([column[index] for index in indexes] for column in self)
 
     def reject(self, faults: Mapping[int, tuple[str, str]], rejections: list[Rejection]) -> Records:
         """Reject records by index, with a rule and a message, which may be empty; return the others."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, tzinfo
 from functools import partial
 from typing import Any, Final
@@ -55,7 +56,7 @@ def normalizers(assume_timezone: str | None, *, relaxed: Collection[str]) -> Map
         "EventId": event_ids,
         "IP": ips,
         "Timestamp": partial(timestamps, zone=zone),
-        "BTag": strip_blanks,
+        "BTag": partial(_of_texts, lambda value: value.strip(_BLANKS)),
         "ConsumerID": integers,
         "ConsumerCountry": upper_case,
         "ConsumerCurrencyID": upper_case,
@@ -77,12 +78,10 @@ def _other_types(kind: type, normalizer: Normalizer, column: Column) -> Column:
 
 def event_ids(column: Column) -> Column:
     """Convert to lower case and 8-4-4-4-12, from forms with braces, with `urn:uuid:` or without dashes."""
-    try:
+    with suppress(TypeError):
         lower = "\n".join(column).lower().split("\n")
-    except TypeError:
-        return _of_texts(_event_id, column)
-    if set(map(len, lower)) == {EVENT_ID_LENGTH} and len(lower) == len(column) and are_event_ids(lower):
-        return lower
+        if set(map(len, lower)) == {EVENT_ID_LENGTH} and len(lower) == len(column) and are_event_ids(lower):
+            return lower
     return _of_texts(_event_id, column)
 
 
@@ -98,11 +97,9 @@ def _event_id(value: str) -> str:
 
 def ips(column: Column) -> Column:
     """Strip blanks, and convert IPv4-mapped IPv6 addresses to IPv4."""
-    try:
+    with suppress(TypeError):
         if are_ips(column):
             return column
-    except TypeError:
-        pass
     return _of_texts(_ip, column)
 
 
@@ -119,15 +116,13 @@ def timestamps(column: Column, *, zone: tzinfo | None) -> Column:
         zone: Zone of values without an offset; None leaves those unchanged. An ambiguous local time is the earlier of
             the two; a nonexistent one is left unchanged.
     """
-    try:
+    with suppress(TypeError):
         if set(map(len, column)) == {20} and are_timestamps(column, ANY_TIME):
             return column
         # Most columns have only fractions and variants of UTC, which can be replaced in the joined text.
         plain = _UTC.sub("Z", _FRACTION.sub("", "\n".join(column))).split("\n")
         if set(map(len, plain)) == {20} and len(plain) == len(column) and are_timestamps(plain, ANY_TIME):
             return plain
-    except TypeError:
-        pass
     return _of_texts(partial(_timestamp, zone=zone), column)
 
 
@@ -177,8 +172,3 @@ def upper_case(column: Column) -> Column:
 def _or_empty(column: Column) -> Column:
     """Convert null and absent values to empty strings."""
     return ["" if value is None or value is ABSENT else value for value in column]
-
-
-def strip_blanks(column: Column) -> Column:
-    """Strip blanks."""
-    return _of_texts(lambda value: value.strip(_BLANKS), column)

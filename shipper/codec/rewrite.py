@@ -42,17 +42,13 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 class Changes(Struct):
-    """
-    Counts of changes made to records.
+    """Counts of changes made to records."""
 
-    Attributes:
-        normalized: Number of records in which a field was changed, by field.
-        unknown: Number of records with an unknown field, by its name.
-        unlisted: Number of records with a code that `values` does not list, by field.
-    """
-
+    # Number of records in which a field was changed, by field.
     normalized: Counter[str] = msgspec.field(default_factory=Counter)
+    # Number of records with an unknown field, by its name.
     unknown: Counter[str] = msgspec.field(default_factory=Counter)
+    # Number of records with a code that `values` does not list, by field.
     unlisted: Counter[str] = msgspec.field(default_factory=Counter)
 
     def add(self, other: Changes) -> None:
@@ -84,12 +80,9 @@ class Rewriter:
 
     def rewrite(self, lines: Sequence[bytes], changes: Changes) -> list[bytes]:
         """
-        Rewrite JSON records to the wire form, as far as possible.
+        Rewrite 1..n JSON records, without newlines, to the wire form, as far as possible.
 
-        Args:
-            lines: 1..n records without newlines.
-        Returns:
-            Lines in the same order; records that need no change or are not JSON objects are unchanged, byte for byte.
+        Records that need no change or are not JSON objects are returned unchanged, byte for byte.
         """
         events = None if self.is_mapping else _loose_events(lines)
         if events is not None:
@@ -111,21 +104,25 @@ class Rewriter:
     ) -> list[bytes]:
         unknown_rows = self._rows_with_unknown(documents, changes)
         columns = self._source.columns(documents, changes.unlisted)
-        encoded = self._rewrite(lines, columns, unknown_rows, changes)
-        if lines is None and unknown_rows and not self._drops_unknown:
-            for row in unknown_rows:
-                encoded[row] = self._append_unknown(encoded[row], _encoder.encode(documents[row]))
+        if self._drops_unknown:
+            return self._rewrite(lines, columns, unknown_rows, changes)
+        encoded = self._rewrite(lines, columns, (), changes)
+        for row in unknown_rows:
+            original = _encoder.encode(documents[row]) if lines is None else lines[row]
+            if encoded[row] is not original:
+                encoded[row] = self._append_unknown(encoded[row], original)
         return encoded
 
     def _rewrite(
-        self, lines: Sequence[bytes] | None, columns: list[Column], unknown_rows: Sequence[int], changes: Changes
+        self, lines: Sequence[bytes] | None, columns: list[Column], reduced_rows: Sequence[int], changes: Changes
     ) -> list[bytes]:
         """
         Normalise columns and encode them as lines.
 
         Args:
-            lines: The original records if they are JSON.
-            unknown_rows: The rows with unknown fields.
+            lines: The original records if they are JSON; those that need no change are returned.
+            columns: Of the wire fields, in order.
+            reduced_rows: The rows with fields to drop.
         """
         is_same = [lines is not None and not self.is_mapping] * len(columns[0])
         for index, field in enumerate(FIELDS):
@@ -138,9 +135,8 @@ class Rewriter:
             derived = self._derive(columns)
             _mark_changed(is_same, columns[_EVENT_ID], derived)
             columns[_EVENT_ID] = derived
-        if self._drops_unknown:
-            for row in unknown_rows:
-                is_same[row] = False
+        for row in reduced_rows:
+            is_same[row] = False
         if lines is not None:
             if repeats := self._mark_repeats(is_same, lines):
                 changes.normalized["repeated_key"] += repeats
@@ -148,15 +144,9 @@ class Rewriter:
                 return list(lines)
         # The struct only defines the order; its types are checked when the line is validated.
         encoded = _encoder.encode_lines(list(map(ActivityEvent, *columns))).split(b"\n")[:-1]
-        if lines is None:
+        if lines is None or not any(is_same):
             return encoded
-        if any(is_same):
-            encoded = [line if same else new for line, new, same in zip(lines, encoded, is_same, strict=True)]
-        if not self._drops_unknown:
-            for row in unknown_rows:
-                if not is_same[row]:
-                    encoded[row] = self._append_unknown(encoded[row], lines[row])
-        return encoded
+        return [line if same else new for line, new, same in zip(lines, encoded, is_same, strict=True)]
 
     def _mark_repeats(self, is_same: list[bool], lines: Sequence[bytes]) -> int:
         """

@@ -137,13 +137,8 @@ def are_event_ids(column: Sequence[str]) -> bool:
     """Return whether each value, whose type ensures 36 characters, is a canonical lower-case UUID."""
     joined = "".join(column).encode()
     dashes = b"-" * len(column)
-    return (
-        joined[8::36] == dashes
-        and joined[13::36] == dashes
-        and joined[18::36] == dashes
-        and joined[23::36] == dashes
-        and joined.translate(None, _HEX) == dashes * 4
-    )
+    has_dashes = joined[8::36] == joined[13::36] == joined[18::36] == joined[23::36] == dashes
+    return has_dashes and joined.translate(None, _HEX) == dashes * 4
 
 
 def are_ips(column: Sequence[str]) -> bool:

@@ -47,34 +47,20 @@ _DISTINCTIVE: Final = ("EventId", "IP", "Timestamp", "BTag")  # recognisable by 
 
 
 class Suggestion(NamedTuple):
-    """
-    A suggested source of a field.
-
-    Attributes:
-        fit: Share of nonempty values that are valid for the field, from 0 to 1.
-        is_by_values: Suggested only by its values, not by its name.
-        is_local: The values are times without an offset, and their zone is not known.
-    """
+    """A suggested source of a field."""
 
     path: str = ""
-    fit: float = 0.0
-    is_by_values: bool = False
-    is_local: bool = False
+    fit: float = 0.0  # share of nonempty values that are valid for the field, from 0 to 1
+    is_by_values: bool = False  # suggested only by its values, not by its name
+    is_local: bool = False  # the values are times without an offset, and their zone is not known
 
 
 class Suggestions(NamedTuple):
-    """
-    Suggestions for records.
+    """Suggestions for records."""
 
-    Attributes:
-        by_field: The source of each field.
-        unused: The paths that are not suggested.
-        unnameable: Names that no path leads to: empty ones, and names with a dot in an object.
-    """
-
-    by_field: dict[str, Suggestion]
-    unused: list[str]
-    unnameable: list[str]
+    by_field: dict[str, Suggestion]  # the source of each field
+    unused: list[str]  # the paths that are not suggested
+    unnameable: list[str]  # names that no path leads to: empty ones, and names with a dot in an object
 
 
 def suggest(

@@ -58,13 +58,7 @@ def read_entries(
     variables = sorted(name for name in environ if name.startswith(ENVIRONMENT_PREFIX))
     layers: list[list[tuple[str, Entry]]] = [
         _file_entries(config_path, environ),
-        [
-            (
-                name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", "."),
-                _unquote(environ[name], f"environment {name}"),
-            )
-            for name in variables
-        ],
+        [_variable(name, environ[name]) for name in variables],
         [_override(text) for text in overrides],
         [
             (key, Entry(msgspec.to_builtins(value, enc_hook=os.fspath), "command line"))
@@ -79,9 +73,7 @@ def read_entries(
             for key, value in _flatten(pair_key, entry, known):
                 previous = layer.get(key)
                 if previous is not None and isinstance(previous.value, dict) and isinstance(value.value, dict):
-                    value = value._replace(
-                        value=previous.value | value.value
-                    )  # `TOKEN__FILE`, and another key beside it
+                    value = value._replace(value=previous.value | value.value)  # `TOKEN__FILE`, and another key
                 layer[key] = value
         entries |= layer
     return entries
@@ -97,12 +89,7 @@ def misspelt_variables(root: type[Struct], environ: Mapping[str, str]) -> dict[s
 
 
 class SettingsFile:
-    """
-    The settings file of a process, to detect changes since the process read it.
-
-    Attributes:
-        path: The absolute path; None = there is no file.
-    """
+    """The settings file of a process, to detect changes since it was read; `path` is None if there is no file."""
 
     def __init__(self, config_path: str | PathLike[str] | None, environ: Mapping[str, str]) -> None:
         candidates = _candidates(config_path, environ)
@@ -155,6 +142,11 @@ def _unquote(text: str, source: str) -> Entry:
         with suppress(ValueError):
             text = tomllib.loads(f"value = {text}")["value"]
     return Entry(text, source, is_text=True)
+
+
+def _variable(name: str, text: str) -> tuple[str, Entry]:
+    key = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+    return key, _unquote(text, f"environment {name}")
 
 
 def _override(text: str) -> tuple[str, Entry]:

@@ -19,22 +19,14 @@ _INTEGER_MAX: Final = 2**63 - 1
 
 
 class FieldSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """
-    The source of a field's value: exactly one of `path`, `const` and `template`.
+    """The source of a field's value: exactly one of `path`, `const` and `template`."""
 
-    Attributes:
-        path: A field of the record; dots lead into objects, see `is_nested`.
-        const: A constant.
-        template: A text with paths in braces, such as `{aff}_{click}`.
-        values: Replacements by value; other values are kept, or replaced by the default if there is one.
-        default: Used for a value that is absent, null, empty or not in `values`.
-    """
-
-    path: str = msgspec.field(name="from", default="")
+    path: str = msgspec.field(name="from", default="")  # a field of the record; dots lead into objects, see `is_nested`
     const: str | int | None = None
-    template: str = ""
+    template: str = ""  # a text with paths in braces, such as `{aff}_{click}`
+    # Replacements by value; other values are kept, or replaced by the default if there is one.
     values: dict[str, str | int] = {}
-    default: str | int | None = None
+    default: str | int | None = None  # used for a value that is absent, null, empty or not in `values`
 
     @property
     def paths(self) -> list[str]:

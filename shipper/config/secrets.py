@@ -50,12 +50,7 @@ class Secret:
 
 @dataclass(frozen=True, repr=False)
 class LiteralSecret(Secret):
-    """
-    A literal secret in the settings.
-
-    Attributes:
-        source: The path of a file, an environment variable or a flag; empty = unknown.
-    """
+    """A literal secret in the settings; its source is the path of a file, an environment variable or a flag."""
 
     _value: str
     source: str = field(default="", compare=False)

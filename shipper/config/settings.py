@@ -23,7 +23,7 @@ from shipper.config.load import Entry, build, read_entries
 from shipper.config.mapping import FIELDS, FieldSource, field_sources
 from shipper.config.secrets import LiteralSecret, Secret, SecretReference
 from shipper.model.errors import ConfigError
-from shipper.model.wire import BODY_HEAD, BODY_TAIL
+from shipper.model.wire import EMPTY_BODY
 from shipper.system.addresses import (
     check_address,
     check_host_names,
@@ -40,7 +40,6 @@ _OWNED_PROPERTIES: Final = (
     "ssl.ca", "ssl.certificate", "ssl.key.", "queued.max", "debug", "plugin", "acks", "request.required",
 )  # fmt: skip
 _SECRET_PROPERTY: Final = re.compile(r"password|secret|jaas|\.pem$")
-ENVELOPE_BYTES: Final = len(BODY_HEAD) + len(BODY_TAIL)
 
 RuleId = Literal[
     "event_id", "ip", "timestamp", "btag", "consumer_id", "brand_id", "country", "currency",
@@ -519,11 +518,11 @@ class Settings(Section, frozen=True):
 
     def __post_init__(self) -> None:
         # Otherwise the longest record would not fit into any request.
-        min_bytes = self.input.max_record_bytes + ENVELOPE_BYTES
+        min_bytes = self.input.max_record_bytes + len(EMPTY_BODY)
         if self.batch.max_bytes < min_bytes:
             raise ConfigError(
                 f"{self.batch.max_bytes} is too small for the longest record; the minimum is {min_bytes}: "
-                f"input.max_record_bytes, which is {self.input.max_record_bytes}, + {ENVELOPE_BYTES} for the envelope",
+                f"input.max_record_bytes, which is {self.input.max_record_bytes}, + {len(EMPTY_BODY)} for the envelope",
                 key="batch.max_bytes",
             )
 
@@ -562,9 +561,8 @@ def default_state_directory(environ: Mapping[str, str]) -> Path:
     """
     Return the default state directory.
 
-    Returns:
-        `$XDG_STATE_HOME/shipper`; else `~/.local/state/shipper`, or `/var/lib/shipper` for root and users without a
-        home directory.
+    It is `$XDG_STATE_HOME/shipper`; else `~/.local/state/shipper`, or `/var/lib/shipper` for root and users without a
+    home directory.
     """
     base = environ.get("XDG_STATE_HOME", "")
     if os.path.isabs(base):  # the XDG specification says to ignore a relative path

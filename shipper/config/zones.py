@@ -15,15 +15,7 @@ _ABBREVIATION_MAX: Final = 4  # letters, such as CEST; similar ones are other zo
 
 
 def time_zone(name: str, *, key: str = "", source: str = "") -> ZoneInfo:
-    """
-    Return a time zone.
-
-    Args:
-        key: The setting with the name, for errors.
-        source: Another source of the name, for errors.
-    Raises:
-        ConfigError: The name is unknown; suggests a similar one.
-    """
+    """Return a time zone; raise ConfigError, with a similar name, if it is unknown."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):

@@ -50,12 +50,7 @@ class StateError(ShipperError):
 
 
 class StateUnwritableError(StateError):
-    """
-    The state store cannot be written temporarily, such as on a full disk; the write is retried.
-
-    Args:
-        reason: The reason of the resulting pause, a key of `pauses.ADVICE`.
-    """
+    """The state store cannot be written for now, as on a full disk; `reason` is a key of `pauses.ADVICE`."""
 
     def __init__(self, message: str, *, reason: str = "state_unwritable") -> None:
         super().__init__(message)
@@ -85,10 +80,6 @@ class DeliveryGaveUpError(ShipperError):
             "(delivery.give_up_after_seconds)"
         )
         self.reason = reason
-
-
-class HeldBackError(DeliveryGaveUpError):
-    """A one-shot run ended early because the next records of the input must not be settled unchanged."""
 
 
 class ReportError(ShipperError):

@@ -63,6 +63,7 @@ class Frame(NamedTuple):
 
 class Framing(Protocol):
     format: Format
+    header: bytes  # of CSV, without which its records have no meaning; else empty
 
     def cut(self, data: bytes, *, is_final: bool) -> int:
         """Return the end of the last complete record, 0 if there is none; final data ends with its last record."""
@@ -75,6 +76,7 @@ class Lines:
     """One record per line; `LINES` is the only instance."""
 
     format: Format = "ndjson"
+    header = b""
 
     def __reduce__(self) -> str:
         return "LINES"
@@ -173,6 +175,7 @@ class BatchElements:
     """Elements of the arrays of batch envelopes `{"EventType":…,"events":[…]}`, or of bare arrays."""
 
     format: Format = "batch"
+    header = b""
 
     def cut(self, data: bytes, *, is_final: bool) -> int:
         if is_final:

@@ -8,27 +8,18 @@ from msgspec import Struct
 
 
 class PartitionState(Struct, frozen=True, kw_only=True):
-    """
-    The progress of a partition.
-
-    Attributes:
-        offset: The first unsettled offset; None = nothing was read yet.
-        end: The end of the partition when last queried; None = unknown yet.
-        lag_records: Number of offsets in between; 0 once everything up to the end is settled.
-        lag_seconds: Age of the oldest message that was read but not settled.
-        delivered_until: All messages as of this time are settled; None = unknown.
-        state: `stopped` = not read until an operator decides, see `message`.
-    """
+    """The progress of a partition."""
 
     topic: str
     partition: int
-    offset: int | None = None
-    end: int | None = None
-    lag_records: int = 0
-    lag_seconds: float = 0.0
-    delivered_until: float | None = None
+    offset: int | None = None  # the first unsettled offset; None = nothing was read yet
+    end: int | None = None  # the end of the partition when last queried; None = unknown yet
+    lag_records: int = 0  # number of offsets in between; 0 once everything up to the end is settled
+    lag_seconds: float = 0.0  # age of the oldest message that was read but not settled
+    delivered_until: float | None = None  # all messages as of this time are settled; None = unknown
+    # `stopped` = not read until an operator decides, see `message`.
     state: Literal["reading", "paused", "stopped"] = "reading"
-    message: str = ""
+    message: str = ""  # why it is stopped, for people
 
 
 class Obstacle(Struct, frozen=True):
@@ -40,33 +31,22 @@ class Obstacle(Struct, frozen=True):
 
 
 class GroupState(Struct, frozen=True, kw_only=True):
-    """
-    A group member. Counts are of this process, since its start.
-
-    Attributes:
-        partitions: Owned partitions, in descending order of lag.
-        rebalances: Number of partitions `assigned`, `revoked` and `lost`.
-        handed_over: Records read here but left unsettled to the next owner of their partition.
-        tombstones_skipped: Skipped messages without a value, see `input.kafka.tombstones`.
-        unreachable_records: Records that were gone before they were read; reading continued after them.
-        transactions: Number of transactions `committed`, `aborted` and `in_doubt` (outcome unknown).
-        last_rebalance, last_rebalance_at: A description, and seconds since the epoch; empty and None before the first.
-        obstacles: Reasons why nothing, or not everything, is read.
-    """
+    """A group member. Counts are of this process, since its start."""
 
     group: str
     protocol: str
-    partitions: list[PartitionState] = []
-    rebalances: dict[str, int] = {}
-    handed_over: int = 0
-    tombstones_skipped: int = 0
-    unreachable_records: int = 0
-    transactions: dict[str, int] = {}
-    transaction_seconds: float = 0.0
-    broker_errors: dict[str, int] = {}
+    partitions: list[PartitionState] = []  # owned partitions, in descending order of lag
+    rebalances: dict[str, int] = {}  # number of partitions `assigned`, `revoked` and `lost`
+    handed_over: int = 0  # records read here but left unsettled to the next owner of their partition
+    tombstones_skipped: int = 0  # skipped messages without a value, see `input.kafka.tombstones`
+    unreachable_records: int = 0  # records that were gone before they were read; reading continued after them
+    transactions: dict[str, int] = {}  # number of transactions `committed`, `aborted` and `in_doubt` (outcome unknown)
+    transaction_seconds: float = 0.0  # total duration of committed transactions
+    broker_errors: dict[str, int] = {}  # counts by name of the error
+    # A description, and seconds since the epoch; empty and None before the first.
     last_rebalance: str = ""
     last_rebalance_at: float | None = None
-    obstacles: list[Obstacle] = []
+    obstacles: list[Obstacle] = []  # reasons why nothing, or not everything, is read
 
     @property
     def lag_records(self) -> int:

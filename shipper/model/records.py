@@ -62,15 +62,10 @@ class Head(NamedTuple):
 
 
 class Marker(NamedTuple):
-    """
-    A checkpoint, with a digest that identifies the stream.
+    """A checkpoint, with a digest that identifies the stream."""
 
-    Attributes:
-        checkpoint: Offset to resume at, bytes; every record before it is settled and saved.
-        length, digest: Of the last bytes before the checkpoint, at most `MARKER_BYTES`.
-    """
-
-    checkpoint: int = 0
+    checkpoint: int = 0  # offset to resume at, bytes; every record before it is settled and saved
+    # Of the last bytes before the checkpoint, at most `MARKER_BYTES`.
     length: int = 0
     digest: bytes = b""
 
@@ -81,46 +76,34 @@ class Stream(Struct, eq=False, kw_only=True):
 
     The event loop moves the marker while threads read files and save, so related fields form one immutable value that
     is replaced.
-
-    Attributes:
-        stream_id: Unique in a state directory, never reused; newer streams have greater ids.
-        path: Where it was last seen, as from `os.fsdecode`; does not identify the stream.
-        device, inode: Of the file; 0 = another stream has them, as the file was truncated or its inode reused.
-        compression: Empty = none. All offsets and lengths count decompressed bytes.
-        size: Known bytes of content, as of the last scan.
-        ended_size, ended_ns: Size and modification time of the file when its end was reached; both are unchanged while
-            there is no new data.
-        is_rotated: The file was renamed by a rotation, so it will not grow any further.
-        is_gone: The file was deleted, moved or not found again, so nothing more can be read from it.
-        read_offset: The end of what this process has read.
-        settled_until: All content as of this time is settled and saved; seconds since the epoch, None = unknown.
-        mark: The end of its content at a scan, and the time of that scan, which becomes `settled_until` once the
-            checkpoint reaches the end.
-        mistakes: Consecutive rejections, by rule, right before the offset where this process began.
-        is_ending: It is being handed over to another process, so no more records of it may be begun.
-        is_released: Another process may own it, so this one must not count anything of it.
     """
 
-    stream_id: int
+    stream_id: int  # unique in a state directory, never reused; newer streams have greater ids
     kind: StreamKind
-    path: str
+    path: str  # where it was last seen, as from `os.fsdecode`; does not identify the stream
+    # Of the file; 0 = another stream has them, as the file was truncated or its inode reused.
     device: int = 0
     inode: int = 0
+    # Empty = none. All offsets and lengths count decompressed bytes.
     compression: str = ""
-    size: int = 0
+    size: int = 0  # known bytes of content, as of the last scan
+    # Size and modification time of the file when its end was reached; both are unchanged while there is no new data.
     ended_size: int = -1
     ended_ns: int = -1
-    is_rotated: bool = False
-    is_gone: bool = False
+    is_rotated: bool = False  # the file was renamed by a rotation, so it will not grow any further
+    is_gone: bool = False  # the file was deleted, moved or not found again, so nothing more can be read from it
     marker: Marker = Marker()
-    read_offset: int = 0
+    read_offset: int = 0  # the end of what this process has read
     head: Head = Head()
     framing: Framing = LINES
+    # All content as of this time is settled and saved; seconds since the epoch, None = unknown.
     settled_until: float | None = None
+    # The end of its content at a scan, and the time of that scan, which becomes `settled_until` once the checkpoint
+    # reaches the end.
     mark: tuple[int, float | None] = (0, None)
-    mistakes: dict[str, int] = {}
-    is_ending: bool = False
-    is_released: bool = False
+    mistakes: dict[str, int] = {}  # consecutive rejections, by rule, right before the offset where this process began
+    is_ending: bool = False  # it is being handed over to another process, so no more records of it may be begun
+    is_released: bool = False  # another process may own it, so this one must not count anything of it
 
     @property
     def file_id(self) -> tuple[int, int]:
@@ -180,17 +163,11 @@ class Stream(Struct, eq=False, kw_only=True):
 
 
 class ReplayStream(Stream, kw_only=True):
-    """
-    Concatenated dead letters.
+    """Concatenated dead letters."""
 
-    Attributes:
-        starts: Their offsets.
-        name_letter: Returns the ID that commands show for a letter.
-    """
-
-    name_letter: Callable[[int], int | str]
+    name_letter: Callable[[int], int | str]  # returns the ID that commands show for a letter
     letter_ids: list[int]
-    starts: list[int]
+    starts: list[int]  # offsets of the letters
 
     def letters_in(self, start_offset: int, end_offset: int) -> list[int]:
         """Return the letters that start in a range of offsets."""
@@ -205,95 +182,61 @@ class ReplayStream(Stream, kw_only=True):
 
 
 class Backlog(Struct, frozen=True, kw_only=True):
-    """
-    The backlog of a source. Snapshots have the same fields.
+    """The backlog of a source. Snapshots have the same fields."""
 
-    Attributes:
-        lag_bytes: Known bytes that are not settled.
-        spool_bytes: Bytes in the spool, of an input that cannot be read twice.
-        total_bytes: Size of a finite input; None if it is infinite or unknown.
-        unreachable_bytes: Of inputs that were gone before this run could read them.
-        unmatched: Messages about patterns that no file matches.
-        unreadable: Messages about files that cannot be read; limited in number.
-    """
-
-    lag_bytes: int = 0
-    spool_bytes: int = 0
-    total_bytes: int | None = None
-    unreachable_bytes: int = 0
-    unmatched: list[str] = []
-    unreadable: list[str] = []
+    lag_bytes: int = 0  # known bytes that are not settled
+    spool_bytes: int = 0  # bytes in the spool, of an input that cannot be read twice
+    total_bytes: int | None = None  # size of a finite input; None if it is infinite or unknown
+    unreachable_bytes: int = 0  # of inputs that were gone before this run could read them
+    unmatched: list[str] = []  # messages about patterns that no file matches
+    unreadable: list[str] = []  # messages about files that cannot be read; limited in number
     unreadable_count: int = 0
-    has_scanned: bool = True
+    has_scanned: bool = True  # False until the first scan for inputs
     group: GroupState | None = None
 
 
 class Chunk(Struct, frozen=True, kw_only=True, eq=False):
-    """
-    Records of a stream that were read together.
-
-    Attributes:
-        start_offset, end_offset: Bytes in the stream, end exclusive; the next chunk starts at the end.
-        data: Complete records in the stream's framing, such as lines with newlines; the last record of an ended input
-            may lack the newline. Empty if `is_oversized`.
-        is_oversized: One line that is too long for memory; only its position is known.
-        scan: The result of the native scanner; None = not scanned yet.
-    """
+    """Records of a stream that were read together."""
 
     stream: Stream
+    # Bytes in the stream, end exclusive; the next chunk starts at the end.
     start_offset: int
     end_offset: int
+    # Complete records in the stream's framing, such as lines with newlines; the last record of an ended input may lack
+    # the newline. Empty if `is_oversized`.
     data: bytes
-    is_oversized: bool = False
-    scan: Any = None
+    is_oversized: bool = False  # one line that is too long for memory; only its position is known
+    scan: Any = None  # the result of the native scanner; None = not scanned yet
 
 
 class Rejection(Struct, frozen=True, kw_only=True, eq=False):
-    """
-    A permanently rejected record, for the dead letters.
-
-    Attributes:
-        rule: The first rule that it breaks, such as `ip`.
-        message: Describes all broken rules; never contains a value of the record.
-        faults: Messages by rule, if several are broken.
-        raw: The unchanged line, without its newline; empty if only its position is known.
-        whole_bytes: The length of the record if `raw` contains only its beginning; 0 = `raw` is complete.
-        consumer_id: Decimal digits; empty = read it from `raw`.
-        status: HTTP status of the refusal; 0 = never sent.
-        delivery: `invalid` = rejected by shipper; `rejected` = refused by the service; `ambiguous` = refused, but an
-            earlier attempt may have been accepted.
-        header: The header of a CSV file, without which the record has no meaning.
-    """
+    """A permanently rejected record, for the dead letters."""
 
     start_offset: int
     end_offset: int
-    rule: str
-    message: str
-    raw: bytes
+    rule: str  # the first rule that it breaks, such as `ip`
+    message: str  # describes all broken rules; never contains a value of the record
+    raw: bytes  # the unchanged line, without its newline; empty if only its position is known
     event_id: str = ""
-    consumer_id: str = ""
-    status: int = 0
+    consumer_id: str = ""  # decimal digits; empty = read it from `raw`
+    status: int = 0  # HTTP status of the refusal; 0 = never sent
+    # `invalid` = rejected by shipper; `rejected` = refused by the service; `ambiguous` = refused, but an earlier
+    # attempt may have been accepted.
     delivery: DeliveryClass = "invalid"
     attempts: int = 0
-    header: bytes = b""
-    whole_bytes: int = 0
-    faults: Mapping[str, str] = {}
+    header: bytes = b""  # the header of a CSV file, without which the record has no meaning
+    whole_bytes: int = 0  # the length of the record if `raw` contains only its beginning; 0 = `raw` is complete
+    faults: Mapping[str, str] = {}  # messages by rule, if several are broken
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
-    """
-    The service's refusal of a record.
-
-    Attributes:
-        message: The message of the service, which may quote the record.
-        is_ambiguous: An earlier attempt may have been accepted.
-    """
+    """The service's refusal of a record."""
 
     rule: str
-    message: str
+    message: str  # the message of the service, which may quote the record
     status: int
     attempts: int
-    is_ambiguous: bool = False
+    is_ambiguous: bool = False  # an earlier attempt may have been accepted
 
 
 def flat_bounds(bounds: Iterable[tuple[int, int]]) -> array[int]:
@@ -304,45 +247,35 @@ def flat_bounds(bounds: Iterable[tuple[int, int]]) -> array[int]:
 NO_BOUNDS: Final = flat_bounds(())
 
 
-class Span(Struct, eq=False, kw_only=True):
-    """
-    A range of a stream, and the results of its records.
-
-    Attributes:
-        tail: Its last bytes, at most `MARKER_BYTES`, for the marker of a checkpoint at its end.
-        records: Number of complete records, without blank lines.
-        unsettled: Number of records not yet accepted, rejected or found to be duplicates.
-        opened_at: When it was passed to the batcher, on the event loop's clock.
-        chunk: Contains the original records; None once all records are settled.
-        stretches: Ranges of the chunk's data whose lines are events, in the order of `EncodedChunk.lines`; used while
-            `bounds` is empty.
-        bounds: Start and end of each event in the chunk's data, flat, in the same order.
-        event_keys: Keys of the EventIds, 16 bytes each, in the same order; empty if the dedupe window is off or all
-            records are settled.
-        accepted_keys: Those of the accepted events.
-        sent_bytes: Total length of its events as sent, minus the memory of events that wait for an answer.
-        ledger: Counts of events that are or will be accepted; to be summed.
-        repeated: Counts of duplicates; to be summed.
-    """
+class Checkpoint(Struct, eq=False, kw_only=True):
+    """A range of a stream, and the results of its records; saved once all of them are settled."""
 
     stream: Stream
-    start_offset: int
+    start_offset: int = 0
     end_offset: int
-    tail: bytes
-    records: int
-    unsettled: int
-    opened_at: float = 0.0
-    chunk: Chunk | None = None
-    stretches: Sequence[tuple[int, int]] = ()
-    bounds: array[int] = NO_BOUNDS
-    event_keys: bytes = b""
-    accepted_keys: bytes = b""
-    sent_bytes: int = 0
+    tail: bytes = b""  # its last bytes, at most `MARKER_BYTES`, for the marker at its end
+    read: int = 0  # number of complete records, without blank lines
     accepted: int = 0
     duplicates: int = 0
     rejections: list[Rejection] = []
-    ledger: list[Tally] = []
-    repeated: list[Tally] = []
+    ledger: list[Tally] = []  # counts of events that are or will be accepted; to be summed
+    repeated: list[Tally] = []  # counts of duplicates; to be summed
+    accepted_keys: bytes = b""  # keys of the EventIds of accepted events, 16 bytes each
+
+
+class Span(Checkpoint, kw_only=True):
+    """A range of a chunk, whose records are not all settled yet."""
+
+    unsettled: int  # number of records not yet accepted, rejected or found to be duplicates
+    opened_at: float = 0.0  # when it was passed to the batcher, on the event loop's clock
+    chunk: Chunk | None = None  # contains the original records; None once all records are settled
+    # Ranges of the chunk's data whose lines are events, in the order of `EncodedChunk.lines`; used while `bounds` is
+    # empty.
+    stretches: Sequence[tuple[int, int]] = ()
+    bounds: array[int] = NO_BOUNDS  # start and end of each event in the chunk's data, flat, in the same order
+    # Keys of the EventIds in the same order; empty if the dedupe window is off or all records are settled.
+    event_keys: bytes = b""
+    sent_bytes: int = 0  # total length of its events as sent, minus the memory of events that wait for an answer
 
     def bounds_of(self, ordinal: int) -> tuple[int, int]:
         """Return start and end of an unsettled event in the data of the chunk; ordinals start at 0."""
@@ -370,27 +303,21 @@ def event_id_of(line: bytes) -> str:
 
 
 class EncodedChunk(Struct, frozen=True, eq=False, kw_only=True):
-    """
-    Validated events of a span, ready to be inserted into a body.
-
-    Attributes:
-        lines: Events in the wire form, joined by newlines; empty if there are none.
-        has_new_event_ids: The EventIds are unique in this chunk and among unsettled events, except for empty ones and
-            those of waiting events.
-        repeats: Events that repeat the ConsumerID of an earlier one: ordinal, start and end in `lines`.
-        last_good: Offset in the stream of the last valid record, duplicates included; -1 = none. If all records are
-            valid, the offset of any of them.
-        waits: Number of events at the end that wait for the answer of an unsettled event with the same EventId.
-    """
+    """Validated events of a span, ready to be inserted into a body."""
 
     span: Span
-    lines: bytes
+    lines: bytes  # events in the wire form, joined by newlines; empty if there are none
     events: int
     consumer_ids: Sequence[int]
+    # The EventIds are unique in this chunk and among unsettled events, except for empty ones and those of waiting
+    # events.
     has_new_event_ids: bool
+    # Events that repeat the ConsumerID of an earlier one: ordinal, start and end in `lines`.
     repeats: Sequence[tuple[int, int, int]] = ()
+    # Offset in the stream of the last valid record, duplicates included; -1 = none. If all records are valid, the
+    # offset of any of them.
     last_good: int = -1
-    waits: int = 0
+    waits: int = 0  # number of events at the end that wait for the answer of an unsettled event with the same EventId
 
     @property
     def event_ids(self) -> list[str]:
@@ -399,19 +326,13 @@ class EncodedChunk(Struct, frozen=True, eq=False, kw_only=True):
 
 
 class Batch(Struct, frozen=True, eq=False, kw_only=True):
-    """
-    Events sent in one request.
-
-    Attributes:
-        events_before: Events in the batches before it in this run.
-        parts: The spans of its events with their ordinals, in the order of the body.
-    """
+    """Events sent in one request."""
 
     number: int
     body: bytes
     events: int
-    parts: list[tuple[Span, Sequence[int]]]
-    events_before: int = 0
+    parts: list[tuple[Span, Sequence[int]]]  # the spans of its events with their ordinals, in the order of the body
+    events_before: int = 0  # in the batches before it in this run
 
 
 class BatchResult(Struct, frozen=True, eq=False):
@@ -419,22 +340,6 @@ class BatchResult(Struct, frozen=True, eq=False):
 
     accepted: Batch | None
     refused: Sequence[tuple[Batch, Refusal]] = ()
-
-
-class Checkpoint(Struct, frozen=True, eq=False, kw_only=True):
-    """The settled end of a stream, and the results of its records since the last checkpoint, at `start_offset`."""
-
-    stream: Stream
-    start_offset: int = 0
-    end_offset: int
-    tail: bytes = b""
-    read: int = 0
-    accepted: int = 0
-    duplicates: int = 0
-    rejections: Sequence[Rejection] = ()
-    ledger: Sequence[Tally] = ()
-    repeated: Sequence[Tally] = ()
-    accepted_keys: bytes = b""
 
 
 def move_checkpoints(saved: Iterable[Checkpoint]) -> None:
@@ -457,23 +362,17 @@ Outcome = Literal["finished", "drained", "aborted", "gave_up"]
 
 
 class Summary(Totals, kw_only=True):
-    """
-    The summary of a run.
-
-    Attributes:
-        outcome: `finished` = read to the end; `drained` = ended before the end of the input; `aborted` = stopped with
-            records pending; `gave_up` = nothing was accepted for too long.
-        message: Why it ended early, or which dead letters an earlier run left of the same files; may be empty.
-        engine: The scanner of ordinary records: `native` or `pure`.
-    """
+    """The summary of a run."""
 
     batches: int
     requests: int
     retries: int
     seconds: float
+    # `finished` = read to the end; `drained` = ended before the end of the input; `aborted` = stopped with records
+    # pending; `gave_up` = nothing was accepted for too long.
     outcome: Outcome
-    message: str = ""
-    engine: str = ""
+    message: str = ""  # why it ended early, or which dead letters an earlier run left of the same files; may be empty
+    engine: str = ""  # the scanner of ordinary records: `native` or `pure`
 
     def exit_code(self, *, is_one_shot: bool) -> int:
         """Return 0 = all accepted, 3 = some are dead letters, 4 = records are left."""

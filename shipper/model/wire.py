@@ -21,6 +21,7 @@ REPORT_PATH: Final = "/dpm/v1/dar/{account_id}/{start}/{end}"
 EVENT_TYPE: Final = "Acquisition"
 BODY_HEAD: Final = b'{"EventType":"Acquisition","events":['
 BODY_TAIL: Final = b"]}"
+EMPTY_BODY: Final = BODY_HEAD + BODY_TAIL
 
 EVENT_ID_LENGTH: Final = 36
 TIMESTAMP_LENGTH: Final = 20

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Sequence, Set
 from typing import Final, NamedTuple
 
 from shipper.model.records import Batch, EncodedChunk, Span, event_id_of
-from shipper.model.wire import BODY_HEAD, BODY_TAIL
+from shipper.model.wire import BODY_HEAD, BODY_TAIL, EMPTY_BODY
 
 # Bounds the chunks in memory: a chunk is kept while one of its events is deferred.
 _DEFERRED_BATCHES_MAX: Final = 64
-_ENVELOPE_BYTES: Final = len(BODY_HEAD) + len(BODY_TAIL)
 
 
 class Deferred(NamedTuple):
@@ -53,7 +52,7 @@ class Batcher:
 
     def _clear(self) -> None:
         self._pieces: list[bytes] = [BODY_HEAD]
-        self._bytes = _ENVELOPE_BYTES
+        self._bytes = len(EMPTY_BODY)
         self._events = 0
         self._parts: list[tuple[Span, Sequence[int]]] = []
         self._event_ids: set[str] = set()

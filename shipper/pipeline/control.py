@@ -50,19 +50,12 @@ _UNFINISHED, _IN_USE = 4, 5  # exit codes
 
 
 class ReplayRequest(Struct, kw_only=True):
-    """
-    A request to send dead letters.
-
-    Attributes:
-        limit: Maximum number; None = all.
-        records: Validation settings of the client; all other settings are those of the running process.
-        destination: The service named by the client's settings.
-    """
+    """A request to send dead letters."""
 
     selection: Selection
-    limit: int | None
-    records: RecordsSettings
-    destination: str
+    limit: int | None  # maximum number; None = all
+    records: RecordsSettings  # validation settings of the client; all other settings are those of the running process
+    destination: str  # the service named by the client's settings
 
 
 class ReplayResult(Struct):

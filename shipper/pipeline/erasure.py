@@ -15,7 +15,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from shipper.codec.codec import Codec, first_record
+from shipper.codec.codec import first_record
+from shipper.codec.documents import SourceMapping, read_document
+from shipper.config.mapping import FIELDS
 from shipper.config.settings import Settings
 from shipper.model.errors import StateError
 from shipper.model.framing import LINES, Framing, csv_rows
@@ -65,8 +67,8 @@ class Erasure:
         self._consumer_id = consumer_id
         self._describe_letter = describe_letter
         self._number = whole_number(consumer_id)
-        self._codec = Codec(settings.records, max_record_bytes=settings.input.max_record_bytes)
-        source = settings.records.field_sources.get("ConsumerID")
+        sources = settings.records.field_sources
+        self._mapping, source = SourceMapping(sources), sources.get("ConsumerID")
         # Otherwise a record may not contain the number literally.
         self._is_literal = source is None or bool(source.path and not source.values and source.default is None)
 
@@ -100,7 +102,8 @@ class Erasure:
         """Return a record's ConsumerID; empty if it cannot be read, None if it is certainly another consumer's."""
         if self._is_literal and self._consumer_id.encode() not in raw and b"\\" not in raw:
             return None
-        value = self._codec.document_of(raw, framing).get("ConsumerID")
+        document = read_document(raw, framing)
+        value = self._mapping.columns([document])[FIELDS.index("ConsumerID")][0] if document else None
         text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
         return str(int(text)) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX else ""
 

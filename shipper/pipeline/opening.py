@@ -28,13 +28,13 @@ log = structlog.get_logger("pipeline")
 
 
 class OpenState(NamedTuple):
-    """A state directory locked by this process; `stuck` has the places where earlier processes got stuck."""
+    """A state directory locked by this process."""
 
     directory: Path
     store: Store
-    next_stream_id: Callable[[], int]
-    has_spool: bool
-    stuck: StuckPlaces
+    next_stream_id: Callable[[], int]  # returns an unused id
+    has_spool: bool  # whether an earlier process left anything in the spool
+    stuck: StuckPlaces  # the places where earlier processes got stuck
 
     def spool(self, settings: Settings, origin: Input | int | None, *, wall_time: Callable[[], float]) -> Spool:
         """Open the spool; `origin` is as for `Spool`. Only standard input gives up if the disk stays full."""

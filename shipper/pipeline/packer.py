@@ -13,7 +13,7 @@ import math
 import shlex
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -26,13 +26,12 @@ from shipper.codec.dedupe import key_of
 from shipper.codec.judge import is_future_timestamp
 from shipper.codec.rules import MESSAGES, latest_timestamp
 from shipper.config.settings import Settings
-from shipper.delivery.credentials import ClockSkew
 from shipper.delivery.gate import FAIL_FAST_S
-from shipper.delivery.verdicts import Verdict
-from shipper.model.errors import HeldBackError
+from shipper.model.errors import DeliveryGaveUpError
 from shipper.model.records import Batch, Chunk, EncodedChunk, Rejection, Stream, shown
 from shipper.model.units import several
 from shipper.pipeline.batching import Batcher
+from shipper.pipeline.senders import SenderPool
 from shipper.pipeline.settlement import Settlement
 from shipper.status.live import Pause
 from shipper.status.pauses import ADVICE
@@ -285,8 +284,7 @@ class Hold:
     Holds input back while it must not be settled.
 
     Args:
-        skew: The service's clock relative to ours.
-        ask_time: Updates `skew`; returns why that failed, or None.
+        senders: Ask the service for the time.
         give_up_after_s: How long a one-shot run waits; None = other runs, which wait indefinitely.
         give_up: Ends the run without settling more of the input.
 
@@ -298,17 +296,15 @@ class Hold:
         self,
         settings: Settings,
         settlement: Settlement,
+        senders: SenderPool,
         *,
-        skew: ClockSkew,
-        ask_time: Callable[[], Awaitable[Verdict | None]],
         give_up_after_s: float | None,
-        give_up: Callable[[HeldBackError], None],
+        give_up: Callable[[DeliveryGaveUpError], None],
     ) -> None:
         self._settings = settings
         self._settlement = settlement
+        self._senders = senders
         self._give_up = give_up
-        self._skew = skew
-        self._ask_time = ask_time
         self._give_up_after_s = give_up_after_s
         self._recheck = anyio.Event()
         self._trusted_until = -math.inf
@@ -384,13 +380,14 @@ class Hold:
         """Ask the service for the time; return None if this machine's clock is right, or was recently."""
         if anyio.current_time() < self._trusted_until:
             return None
-        problem = await self._ask_time()
-        if problem is None and self._skew.seconds <= self._settings.records.max_future_seconds:
+        problem = await self._senders.ask_time()
+        skew_s = self._senders.skew.seconds
+        if problem is None and skew_s <= self._settings.records.max_future_seconds:
             self._trusted_until = anyio.current_time() + _TRUST_S
             return None
         message = f"{several(records, 'record seems', 'records seem')} to come from the future"
         if problem is None:
-            message += f", because this machine's clock is {self._skew.seconds:,.0f} s behind the service's"
+            message += f", because this machine's clock is {skew_s:,.0f} s behind the service's"
             return HoldReason("clock", message, _SET_CLOCK_REMEDY)
         message += f", and the service's time is unknown: {problem.message}"
         return HoldReason("clock", message, _SET_CLOCK_REMEDY, is_setup_problem=problem.is_setup_problem)
@@ -403,7 +400,7 @@ class Hold:
         self._reason = reason
         is_one_shot = self._give_up_after_s is not None
         if (reason.is_final and is_one_shot) or self._gives_up_at() <= anyio.current_time():
-            self._give_up(HeldBackError(reason.message, reason.remedy))
+            self._give_up(DeliveryGaveUpError(reason.message, reason.remedy))
         self._recheck = anyio.Event()
         if not self._settlement.is_stopping:
             recheck_at = math.inf if reason.is_final else anyio.current_time() + _RECHECK_S
@@ -494,7 +491,7 @@ class MistakeCounter:
     def _times_with(self, encoded: EncodedChunk) -> tuple[int, int]:
         """Return the counts of records from the future and others, including a chunk; reset if most are not."""
         future = sum(map(is_future_timestamp, encoded.span.rejections))
-        present = encoded.span.records - len(encoded.span.rejections)
+        present = encoded.span.read - len(encoded.span.rejections)
         return (0, 0) if present > future else (self._future + future, self._present + present)
 
     def _counts_of(self, stream: Stream) -> Counter[str]:

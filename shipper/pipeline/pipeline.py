@@ -113,12 +113,7 @@ class Pipeline:
             settings, give_up_after_s=give_up_after_s, reload_advice=self.reload_advice, wall_time=wall_time, rng=rng
         )
         self._hold = Hold(
-            settings,
-            self.settlement,
-            skew=self.senders.skew,
-            ask_time=self.senders.ask_time,
-            give_up_after_s=give_up_after_s,
-            give_up=self._give_up,
+            settings, self.settlement, self.senders, give_up_after_s=give_up_after_s, give_up=self._give_up
         )
         self._packer = Packer(settings, self.settlement, self._hold, wall_time=wall_time, suspects=suspects or {})
         now = wall_time()
@@ -315,14 +310,10 @@ class Pipeline:
         self._stopped_at = anyio.current_time()
         self._drain_scope.deadline = self._stopped_at + limit_s
         self.settlement.set_deadline(self._drain_scope.deadline + _LAST_SAVE_LIMIT_S)
-        self.hurry()
+        self.senders.gate.hurry()
         self._is_draining.set()
         if delivery.drain == "input":
             self._end_reading()
-
-    def hurry(self) -> None:
-        """Shorten backoffs; `stop` calls it, and so do callers that stop by closing the input."""
-        self.senders.gate.hurry()
 
     def abort(self, *, cause: str) -> None:
         """End immediately; save settled records and leave the rest pending."""
@@ -426,10 +417,7 @@ class Pipeline:
 
 
 async def poll_until(is_done: Callable[[], bool]) -> None:
-    """Wait for a condition that changes in too many places to notify of it."""
-    while True:
-        if is_done():
-            break
+    while not is_done():  # noqa: ASYNC110 it changes in too many places to notify of it
         await anyio.sleep(_POLL_S)
 
 

@@ -30,19 +30,14 @@ _CHANGEABLE: Final = {
 
 
 class ReloadHooks(NamedTuple):
-    """
-    The caller's part of a reload.
+    """The caller's part of a reload."""
 
-    Attributes:
-        begin, end: Called before and after a reload, whether it succeeds or not.
-        read: Reads the settings; called in a worker thread. On `ConfigError`, nothing changes.
-        apply: Called with the new settings, to apply those that do not concern the pipeline.
-    """
-
+    # Called before and after a reload, whether it succeeds or not.
     begin: Callable[[], None]
     end: Callable[[], None]
+    # Reads the settings; called in a worker thread. On `ConfigError`, nothing changes.
     read: Callable[[], Settings]
-    apply: Callable[[Settings], None]
+    apply: Callable[[Settings], None]  # called with the new settings, to apply those that do not concern the pipeline
 
 
 class Reload(NamedTuple):

@@ -17,7 +17,7 @@ from shipper.delivery.gate import Gate
 from shipper.delivery.sender import DeliveryCounts, Sender, SharedState
 from shipper.delivery.verdicts import ANSWER_BYTES, Verdict, without_answer
 from shipper.model.records import Batch, BatchResult
-from shipper.model.wire import BODY_HEAD, BODY_TAIL, INTAKE_PATH
+from shipper.model.wire import EMPTY_BODY, INTAKE_PATH
 from shipper.status.live import Pause
 from shipper.status.pauses import ReloadAdvice, advice_on
 
@@ -104,7 +104,7 @@ class SenderPool:
             answer = await endpoint.request(
                 "POST",
                 INTAKE_PATH,
-                BODY_HEAD + BODY_TAIL,
+                EMPTY_BODY,
                 authorization=await self._shared.credentials.authorize(),
                 max_answer_bytes=ANSWER_BYTES,
             )

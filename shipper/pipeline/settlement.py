@@ -30,7 +30,6 @@ from shipper.codec.rules import Columns, tally
 from shipper.config.settings import StateSettings
 from shipper.delivery.parts import SentEvent, event_in, sent_event, sent_events
 from shipper.model.errors import DeliveryGaveUpError, StateError, StateUnwritableError
-from shipper.model.framing import CsvRows
 from shipper.model.records import (
     NO_BOUNDS,
     Batch,
@@ -271,7 +270,6 @@ class Settlement:
             return
         assert span.chunk is not None
         start, end = span.bounds_of(ordinal)
-        framing = span.stream.framing
         rejection = Rejection(
             start_offset=span.chunk.start_offset + start,
             end_offset=span.chunk.start_offset + end,
@@ -283,7 +281,7 @@ class Settlement:
             status=refusal.status,
             delivery="ambiguous" if refusal.is_ambiguous else "rejected",
             attempts=refusal.attempts,
-            header=framing.header if isinstance(framing, CsvRows) else b"",
+            header=span.stream.framing.header,
         )
         self.window.forget(key_of(event.EventId))  # the next record with this id may be a corrected one
         self.acks.reject(span, rejection, _ledger_key(event))
@@ -305,7 +303,7 @@ class Settlement:
 
     def saved_totals(self, totals: Totals) -> Totals:
         """Return the totals with unsaved records as pending, as they will be processed again."""
-        unsaved: list[Checkpoint | Span] = [*self._unsaved, *self.acks.spans()]
+        unsaved = [*self._unsaved, *self.acks.spans()]
         accepted = sum(item.accepted for item in unsaved)
         duplicates = sum(item.duplicates for item in unsaved)
         dead_lettered = sum(len(item.rejections) for item in unsaved)
@@ -351,7 +349,7 @@ class Settlement:
                     stream.is_released = True
                     for span in self.acks.abandon(stream):
                         self.handed_over += span.unsettled
-                        abandoned += span.records
+                        abandoned += span.read
                         self._drop(stream, span.accepted_keys)
                 for checkpoint in self._unsaved:
                     if checkpoint.stream.is_released:
@@ -527,7 +525,7 @@ class Acks:
             users = self._chunks.get(id(span.chunk), 0)
             self._chunks[id(span.chunk)] = users + 1
             self.held_bytes += (0 if users else len(span.chunk.data)) - _bytes_in_flight(span)
-        self.totals.read += span.records
+        self.totals.read += span.read
         self.totals.duplicates += span.duplicates
         self.totals.pending += span.unsettled
         self._count_dead_letters(span.rejections)
@@ -635,11 +633,10 @@ def _bytes_in_flight(span: Span) -> int:
     return min(span.sent_bytes, span.end_offset - span.start_offset)
 
 
-def estimate_bytes(part: Span | Checkpoint) -> int:
+def estimate_bytes(part: Checkpoint) -> int:
     """Estimate the memory of a span or checkpoint without its chunk, bytes."""
     tallies = sum(map(_estimate_tally, part.ledger)) + sum(map(_estimate_tally, part.repeated))
-    records = part.records if isinstance(part, Span) else part.read
-    return _SPAN_BYTES + tallies + _ID_BYTES * records + sum(map(_estimate_rejection, part.rejections))
+    return _SPAN_BYTES + tallies + _ID_BYTES * part.read + sum(map(_estimate_rejection, part.rejections))
 
 
 def _estimate_tally(tally: Tally) -> int:
@@ -656,7 +653,7 @@ def _merge(spans: list[Span]) -> Checkpoint:
         start_offset=spans[0].start_offset,
         end_offset=spans[-1].end_offset,
         tail=spans[-1].tail,
-        read=sum(span.records for span in spans),
+        read=sum(span.read for span in spans),
         accepted=sum(span.accepted for span in spans),
         duplicates=sum(span.duplicates for span in spans),
         rejections=[rejection for span in spans for rejection in span.rejections],

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from email.utils import formatdate
 from typing import Final
-from urllib.parse import parse_qsl
 
 import anyio
 from starlette.applications import Starlette
@@ -27,12 +26,11 @@ from shipper.sandbox.control import BAD_REQUESTS, PREFIX, Control
 from shipper.sandbox.effects import Connection
 from shipper.sandbox.faults import Operation as OperationName
 from shipper.sandbox.faults import RotateKey
-from shipper.sandbox.gateway import NOT_FOUND, Refusal, bounded_body, json_response, refusal_response
+from shipper.sandbox.gateway import NOT_FOUND, Refusal, refusal_response
 from shipper.sandbox.service import RequestEntry, Service
 from shipper.sandbox.tokens import TOKEN_PATH
 from shipper.system.serving import HostGuard
 
-_FORM_BYTES_MAX: Final = 65_536
 _STOP_GRACE_SECONDS: Final = 0.2
 _CONTROLS_ADVICE: Final = "the sandbox's controls can only be used from this machine"
 
@@ -40,11 +38,10 @@ _CONTROLS_ADVICE: Final = "the sandbox's controls can only be used from this mac
 def create_app(service: Service, control: Control) -> ASGIApp:
     """Create the application."""
 
-    async def token(request: Request, _: RequestEntry) -> Response:
-        return await _grant(service, request)
-
     async def not_found(request: Request, _: Exception) -> Response:
-        service.observe_unknown(request, NOT_FOUND.status)
+        entry = service.note("", request)
+        entry.status = NOT_FOUND.status
+        service.observe(entry)
         return refusal_response(NOT_FOUND)
 
     controls = control.routes()
@@ -52,18 +49,18 @@ def create_app(service: Service, control: Control) -> ASGIApp:
         routes=[
             Route(wire.INTAKE_PATH, Operation(service, "intake", service.intake), methods=["POST"]),
             Route(wire.REPORT_PATH, Operation(service, "report", service.report), methods=["GET"]),
-            Route(TOKEN_PATH, Operation(service, "token", token), methods=["POST"]),
+            Route(TOKEN_PATH, Operation(service, "token", service.token), methods=["POST"]),
             Mount(PREFIX, HostGuard(Router(controls, redirect_slashes=False), advice=_CONTROLS_ADVICE)),
         ],
         # Like a real gateway, which matches method and path together, answer 404 to a wrong method, too.
-        exception_handlers={404: not_found, 405: not_found, ClientDisconnect: _client_gone}
-        | dict.fromkeys(BAD_REQUESTS, _bad_request),
+        exception_handlers={404: not_found, 405: not_found}
+        | dict.fromkeys((*BAD_REQUESTS, ClientDisconnect), _bad_request),  # the latter response is never sent
     )
     app.router.redirect_slashes = False
     for route in (*app.routes, *controls):
         if isinstance(route, Route) and route.methods:
             route.methods.discard("HEAD")  # Starlette adds it to every GET
-    return _Dated(app, service.clock)
+    return _dated(app, service.clock)
 
 
 class Operation:
@@ -126,39 +123,20 @@ class Operation:
             await anyio.sleep(options.latency_seconds + self._service.rng.uniform(0, options.jitter_seconds))
 
 
-class _Dated:
-    """Middleware that adds a `Date` header with the service's time to every response."""
+def _dated(app: ASGIApp, clock: Callable[[], float]) -> ASGIApp:
+    """Add a `Date` header with the service's time to every response."""
 
-    def __init__(self, app: ASGIApp, clock: Callable[[], float]) -> None:
-        self._app = app
-        self._clock = clock
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def dated(scope: Scope, receive: Receive, send: Send) -> None:
         async def dating_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    (b"date", formatdate(self._clock(), usegmt=True).encode()),
-                ]
+                date = formatdate(clock(), usegmt=True).encode()
+                message["headers"] = [*message.get("headers", ()), (b"date", date)]
             await send(message)
 
-        await self._app(scope, receive, dating_send)
+        await app(scope, receive, dating_send)
 
-
-async def _grant(service: Service, request: Request) -> Response:
-    body = await bounded_body(request, _FORM_BYTES_MAX)
-    if body is None:
-        return refusal_response(Refusal(413, f"The form is too large. The limit is {_FORM_BYTES_MAX} bytes."))
-    # A body that is not a form has no fields, so the response names the first missing field.
-    answer = service.tokens.grant(dict(parse_qsl(body.decode("utf-8", "replace"))))
-    response = json_response(answer.document, answer.status)
-    response.headers.update(answer.headers)
-    return response
+    return dated
 
 
 async def _bad_request(_: Request, error: Exception) -> Response:
     return refusal_response(Refusal(400, str(error)))
-
-
-async def _client_gone(_: Request, error: Exception) -> Response:
-    return Response(status_code=400)  # never sent

@@ -14,9 +14,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from shipper.model.errors import ConfigError
-from shipper.model.wire import ActivityEvent
 from shipper.sandbox.faults import FaultScript, Operation, read_script
 from shipper.sandbox.gateway import NOT_FOUND, bounded_body, json_response, refusal_response
+from shipper.sandbox.intake import EVENT
 from shipper.sandbox.options import Which
 from shipper.sandbox.service import Service
 from shipper.sandbox.store import StoredEvent, marketing_source_of
@@ -31,8 +31,6 @@ BAD_REQUESTS: Final = (ConfigError, msgspec.DecodeError, UnicodeDecodeError, Rec
 _BODY_BYTES_MAX: Final = 1 << 20
 _LINES_AT_ONCE: Final = 10_000
 _RESTATED_DAYS_MAX: Final = 3_660
-
-_EVENT: Final = msgspec.json.Decoder(ActivityEvent)
 
 T = TypeVar("T")
 _Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX)]
@@ -54,7 +52,7 @@ class _EventQuery(Struct, frozen=True, forbid_unknown_fields=True):
             return False
         if self.day is None and self.brand is None and self.marketing_source is None:
             return True
-        event = _EVENT.decode(stored.raw)
+        event = EVENT.decode(stored.raw)
         return (
             self.day in {None, event.Timestamp[:10]}
             and self.brand in {None, event.BrandID}
@@ -111,8 +109,7 @@ class Control:
             ("GET", "/openapi.json", self.openapi),
         ]
         self._index = [
-            {"method": method, "path": f"{PREFIX}{path}", "does": _first_line(handler)}
-            for method, path, handler in handlers
+            {"method": method, "path": f"{PREFIX}{path}", "does": handler.__doc__} for method, path, handler in handlers
         ]
         return [Route(path, handler, methods=[method]) for method, path, handler in handlers]
 
@@ -180,10 +177,8 @@ class Control:
     async def faults(self, _: Request) -> Response:
         """Return the current fault script and how often each rule was applied."""
         plan = self._service.faults
-        rules = [
-            {**to_builtins(rule), "applied": applied}
-            for rule, applied in zip(plan.script.fault, plan.applied, strict=True)
-        ]
+        pairs = zip(plan.script.fault, plan.applied, strict=True)
+        rules = [{**to_builtins(rule), "applied": applied} for rule, applied in pairs]
         return json_response({"seed": plan.script.seed, "fault": rules, "requests_seen": plan.seen})
 
     async def set_faults(self, request: Request) -> Response:
@@ -227,11 +222,6 @@ class Control:
         document = msgspec.json.decode(files("shipper.sandbox").joinpath("openapi.json").read_bytes())
         document["servers"][0]["url"] = self._base_url
         return json_response(document)
-
-
-def _first_line(handler: Callable[[Request], Awaitable[Response]]) -> str:
-    assert handler.__doc__
-    return handler.__doc__.partition("\n")[0]
 
 
 def _query(request: Request, kind: type[T]) -> T:

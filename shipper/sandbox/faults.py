@@ -34,8 +34,6 @@ from shipper.sandbox.options import Which
 
 Operation = Literal["intake", "report", "token"]
 OPERATIONS: Final[tuple[Operation, ...]] = ("intake", "report", "token")
-# Before the request is handled, or after it was handled (and its batch stored), instead of the response.
-When = Literal["before", "after"]
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 
 _RANGE: Final = re.compile(r"([0-9]{1,9})(-([0-9]{1,9})?)?")
@@ -65,7 +63,8 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     every: Annotated[int, Meta(ge=1)] = 1  # match every n-th request
     probability: Annotated[float, Meta(gt=0, le=1)] = 1.0  # applies once all other conditions match
     times: Annotated[int, Meta(ge=1)] | None = None  # at most
-    when: When = "before"
+    # Before the request is handled, or after it was handled (and its batch stored), instead of the response.
+    when: Literal["before", "after"] = "before"
 
     def __post_init__(self) -> None:
         ranges(self.requests)

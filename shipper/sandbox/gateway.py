@@ -72,9 +72,7 @@ class Gateway:
     def __init__(self, options: SandboxOptions, *, tokens: TokenIssuer, clock: Callable[[], float]) -> None:
         self._tokens = tokens
         self._clock = clock
-        self._retry_after = options.retry_after
-        self._max_body_bytes = options.max_body_bytes
-        self._accept_gzip = options.accept_gzip
+        self._options = options
         self._first_keys: dict[Which, str] = {"primary": options.subscription_key, "secondary": options.secondary_key}
         self._rotations = 0
         self.keys = dict(self._first_keys)
@@ -98,7 +96,7 @@ class Gateway:
 
     async def read_body(self, request: Request) -> bytes | Refusal:
         """Read and decompress the body of a request whose headers were accepted."""
-        body = await bounded_body(request, self._max_body_bytes)
+        body = await bounded_body(request, self._options.max_body_bytes)
         if body is None:
             return self._too_large()
         return self._inflate(body) if _encoding(request.headers) == "gzip" else body
@@ -126,7 +124,7 @@ class Gateway:
         return None
 
     def _retry_after_in(self, seconds: int) -> str:
-        if self._retry_after == "seconds":
+        if self._options.retry_after == "seconds":
             return str(seconds)
         return formatdate(ceil(self._clock()) + seconds, usegmt=True)
 
@@ -146,24 +144,24 @@ class Gateway:
         directives = headers.get("Cache-Control", "").lower().split(",")
         if "no-cache" not in map(str.strip, directives):
             return Refusal(400, "Header Cache-Control: no-cache is required.")
-        if _encoding(headers) not in {"identity", "gzip" if self._accept_gzip else "identity"}:
+        if _encoding(headers) not in {"identity", "gzip" if self._options.accept_gzip else "identity"}:
             return Refusal(415, "Unsupported content encoding. The body must be sent as it is, without compression.")
         return None
 
     def _inflate(self, body: bytes) -> bytes | Refusal:
-        inflater = zlib.decompressobj(_GZIP_WINDOW)
+        inflater, limit = zlib.decompressobj(_GZIP_WINDOW), self._options.max_body_bytes
         try:
-            plain = inflater.decompress(body, self._max_body_bytes + 1)
+            plain = inflater.decompress(body, limit + 1)
         except zlib.error:
             return Refusal(400, "The body is not valid gzip.")
-        if len(plain) > self._max_body_bytes:
+        if len(plain) > limit:
             return self._too_large()
         if not inflater.eof or inflater.unused_data:
             return Refusal(400, "The body is not one complete gzip stream.")
         return plain
 
     def _too_large(self) -> Refusal:
-        return Refusal(413, f"Request body is too large. The limit is {self._max_body_bytes} bytes.")
+        return Refusal(413, f"Request body is too large. The limit is {self._options.max_body_bytes} bytes.")
 
 
 def _encoding(headers: Mapping[str, str]) -> str:

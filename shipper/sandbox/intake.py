@@ -71,8 +71,8 @@ class _Identified(Struct, frozen=True):
     EventId: str
 
 
-_ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
-_EVENT: Final = msgspec.json.Decoder(wire.ActivityEvent)
+ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
+EVENT: Final = msgspec.json.Decoder(wire.ActivityEvent)
 _INSTANT: Final = msgspec.json.Decoder(datetime)
 _IDENTIFIED: Final = msgspec.json.Decoder(_Identified)
 
@@ -92,7 +92,7 @@ def read_batch(
         The events, or the refusal of the whole request if it is not a valid batch.
     """
     try:
-        envelope = _ENVELOPE.decode(body)
+        envelope = ENVELOPE.decode(body)
     except _UNREADABLE as error:
         return Refusal(400, f"The body is not a batch of events: {error}")
     if envelope.EventType != wire.EVENT_TYPE:
@@ -106,7 +106,7 @@ def read_batch(
     intake = Intake({}, [])
     for index, raw in enumerate(envelope.events):
         try:
-            event = _EVENT.decode(raw)
+            event = EVENT.decode(raw)
         except _UNREADABLE as error:
             broken: BrokenRule | None = BrokenRule(_named_field(error), str(error))
         else:

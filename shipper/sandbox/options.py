@@ -52,14 +52,7 @@ class CallLimit(NamedTuple):
 
 
 class SandboxOptions(Struct, frozen=True, kw_only=True):
-    """
-    All options.
-
-    The default keys are public: they only protect invented events on a loopback address.
-
-    Raises:
-        ConfigError: A value is out of range.
-    """
+    """All options. The default keys are public, as they only protect invented events on a loopback address."""
 
     host: str = "127.0.0.1"
     port: int = 8080  # 0 = any free port

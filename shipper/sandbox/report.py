@@ -8,7 +8,6 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from hashlib import sha256
 from itertools import groupby, product
-from types import MappingProxyType
 from typing import Final, NamedTuple
 from uuid import NAMESPACE_OID, uuid5
 
@@ -20,7 +19,6 @@ from shipper.sandbox.options import Figures
 from shipper.sandbox.samples import BRANDS, MARKETING_SOURCES
 
 _ZERO: Final = Decimal("0.0000")
-_NEVER: Final[Mapping[date, int]] = MappingProxyType({})
 _NO_COUNTS: Final = wire.AmountPair(Decimal(0), Decimal(0))
 
 _Pair = tuple[int, int]  # brand id, source id
@@ -42,9 +40,9 @@ def build_report(
     start: date,
     end: date,
     now_seconds: float,
-    figures: Figures = "received",
-    seed: int = 1,
-    restated: Mapping[date, int] = _NEVER,
+    figures: Figures,
+    seed: int,
+    restated: Mapping[date, int],
 ) -> wire.DailyReport:
     """
     Build the report of a period.

@@ -24,7 +24,7 @@ from bisect import bisect
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
-from itertools import accumulate, islice
+from itertools import accumulate, islice, zip_longest
 from random import Random
 from typing import Any, Final, Literal
 
@@ -53,9 +53,8 @@ DUPLICATES: Final = 1
 
 _HOUR_WEIGHTS: Final = (5, 4, 3, 2, 2, 2, 2, 3, 3, 4, 4, 4, 5, 5, 5, 5, 6, 6, 7, 8, 8, 8, 7, 6)  # UTC
 _INSTANTS_PER_WEIGHT: Final = 720
-_PLACES: Final[
-    tuple[tuple[int, str, str, str, str], ...]
-] = (  # weight, country, currency, the currency's identifier, state
+# Weight, country, currency, the currency's identifier, state.
+_PLACES: Final[tuple[tuple[int, str, str, str, str], ...]] = (
     (9, "US", "USD", "8", "NJ"),
     (9, "US", "USD", "8", "PA"),
     (8, "US", "USD", "8", "MI"),
@@ -82,7 +81,6 @@ _RARE_NAMES: Final = (
     *("Zoë", "Jürgen", "Łukasz", "Ольга", "李娜🎰"),
     *(r"Zo\u00eb", r"J\u00fcrgen", r"\ud83c\udfb0", r"o\"neil", r"a\\b"),
 )
-
 
 SampleProfile = Literal["easy", "operator", "sparse", "dirty"]
 
@@ -222,12 +220,9 @@ def _dirty(lines: Iterator[bytes], rng: Random) -> Iterator[bytes]:
     ]
     while block := list(islice(lines, BLOCK)):
         positions = rng.sample(range(1, BLOCK), len(changes) + DUPLICATES)
-        for position, change in zip(positions, changes, strict=False):
+        for position, change in zip_longest(positions, changes):
             if position < len(block):
-                block[position] = change()(block[position])
-        for position in positions[len(changes) :]:
-            if position < len(block):
-                block[position] = block[0]
+                block[position] = change()(block[position]) if change else block[0]
         yield from block
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from ipaddress import ip_address
 from signal import SIGINT, SIGTERM, Signals
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import anyio
 import msgspec
 from anyio import create_task_group, open_signal_receiver
 
@@ -21,6 +19,7 @@ from shipper.sandbox.faults import FaultScript
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.service import RequestEntry, Service
 from shipper.sandbox.store import EventStore
+from shipper.system.addresses import is_loopback
 from shipper.system.serving import BoundedProtocol, Server, address_of, listen, running_in_thread
 
 _KEEP_ALIVE_SECONDS: Final = 120  # longer than a sender keeps an idle connection
@@ -83,18 +82,6 @@ def sandbox_in_thread(
         yield access, store
 
 
-class _Server(Server):
-    """A server that sets an event when it begins to shut down."""
-
-    def __init__(self, app: Callable[..., Any], stopping: anyio.Event, **options: Any) -> None:
-        super().__init__(app, **options)
-        self._stopping = stopping
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._stopping.set()
-        await super().shutdown(sockets)
-
-
 class _Protocol(BoundedProtocol):
     """A protocol that exposes its transport to faults, with time limits that allow long delays."""
 
@@ -116,31 +103,27 @@ def _prepared(
     script: FaultScript,
     clock: Callable[[], float],
     observe: Callable[[RequestEntry], None] | None = None,
-) -> Iterator[tuple[_Server, socket.socket, Access, EventStore]]:
+) -> Iterator[tuple[Server, socket.socket, Access, EventStore]]:
     with (
         _listen(options.host, options.port) as listener,
         EventStore(options.store_path, counts_repeats=options.repeats == "accept") as store,
     ):
         base_url = address_of(listener)
         service = Service(options, store, script, clock, observe)
-        server = _Server(
+        server = Server(
             create_app(service, Control(service, base_url=base_url)),
-            service.stopping,
             http=_Protocol,
             date_header=False,  # the application adds it, with the service's time
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
+        service.stopping = server.stopping
         access = Access(base_url, options.subscription_key, service.tokens.issue())
         yield server, listener, access, store
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    try:
-        is_loopback = host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not is_loopback:
+    if not is_loopback(host):
         raise ConfigError(
             f"{host!r} is not a loopback address; use 127.0.0.1 or ::1, as the sandbox has no TLS and a well-known key",
             key="host",
@@ -149,6 +132,6 @@ def _listen(host: str, port: int) -> socket.socket:
     return listen(host, port, key="port", source="sandbox")
 
 
-async def _stop_at_signal(server: _Server, signals: AsyncIterator[Signals]) -> None:
+async def _stop_at_signal(server: Server, signals: AsyncIterator[Signals]) -> None:
     async for _ in signals:
         server.stop()

@@ -6,8 +6,10 @@ from collections import Counter, deque
 from collections.abc import Callable
 from datetime import date, timedelta
 from itertools import count
+from operator import itemgetter
 from random import Random
 from typing import Final, Literal
+from urllib.parse import parse_qsl
 
 import anyio
 from msgspec import Struct, to_builtins
@@ -17,7 +19,7 @@ from starlette.responses import Response
 from shipper.model import wire
 from shipper.sandbox.clock import ServiceClock
 from shipper.sandbox.faults import FaultPlan, FaultScript, Operation
-from shipper.sandbox.gateway import Gateway, Refusal, json_response, refusal_response
+from shipper.sandbox.gateway import Gateway, Refusal, bounded_body, json_response, refusal_response
 from shipper.sandbox.intake import REPEATED, Intake, read_batch
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.report import build_report
@@ -26,15 +28,11 @@ from shipper.sandbox.tokens import TokenIssuer
 
 _REQUESTS_KEPT: Final = 10_000
 _EVENT_MARK: Final = b'"EventId"'
-
-# Statuses of single events in a 207 response.
-_TAKEN: Final = 202
-_REFUSED: Final = 400
-_CONFLICT: Final = 409
+_FORM_BYTES_MAX: Final = 65_536
 
 
 class RequestEntry(Struct, kw_only=True):
-    """A logged request to an operation, without its headers and body."""
+    """A request without its headers and body; the operation of an unknown path is empty."""
 
     number: int
     at: float  # the service's time, seconds since the epoch
@@ -76,7 +74,7 @@ class Service:
         self.gateway = Gateway(options, tokens=self.tokens, clock=self.clock)
         self.faults = FaultPlan(script)
         self.observe = observe or (lambda entry: None)
-        self.stopping = anyio.Event()  # set when the server begins to shut down
+        self.stopping = anyio.Event()  # set when the server is asked to stop
         self._source = wire.ReportSource(options.account_id, "Sandbox Affiliate", "Sandbox Operator")
         self._forget()
 
@@ -88,22 +86,15 @@ class Service:
         self._swallowed = 0
         self.restated: Counter[date] = Counter()
 
-    def note(self, operation: Operation, request: Request) -> RequestEntry:
-        """Add a request to the log."""
-        entry = self._entry(operation, request, next(self._numbers))
-        self.requests.append(entry)
+    def note(self, operation: Operation | Literal[""], request: Request) -> RequestEntry:
+        """Return the entry of a request; add it to the log if its path is known."""
+        number = next(self._numbers) if operation else 0
+        path: str = request.scope["path"]  # `request.url` requires a query in UTF-8
+        entry = RequestEntry(number=number, at=self.clock(), operation=operation, method=request.method, path=path)
+        if operation:
+            self.requests.append(entry)
         self.intake_requests += operation == "intake"
         return entry
-
-    def observe_unknown(self, request: Request, status: int) -> None:
-        """Call `observe` for a request to an unknown path, without logging it."""
-        entry = self._entry("", request)
-        entry.status = status
-        self.observe(entry)
-
-    def _entry(self, operation: Operation | Literal[""], request: Request, number: int = 0) -> RequestEntry:
-        path: str = request.scope["path"]  # `request.url` requires a query in UTF-8
-        return RequestEntry(number=number, at=self.clock(), operation=operation, method=request.method, path=path)
 
     def reset(self) -> None:
         """Delete everything received and reset all counts; keep the fault script, the keys and the clock."""
@@ -170,7 +161,18 @@ class Service:
         status = 201 if shape == "created" else 202
         return json_response({**added._asdict(), "rejected": batch.rejected}, status)
 
-    async def report(self, request: Request, entry: RequestEntry) -> Response:
+    async def token(self, request: Request, _: RequestEntry) -> Response:
+        """Grant an access token: `POST` of `TOKEN_PATH`."""
+        body = await bounded_body(request, _FORM_BYTES_MAX)
+        if body is None:
+            return refusal_response(Refusal(413, f"The form is too large. The limit is {_FORM_BYTES_MAX} bytes."))
+        # A body that is not a form has no fields, so the response names the first missing field.
+        answer = self.tokens.grant(dict(parse_qsl(body.decode("utf-8", "replace"))))
+        response = json_response(answer.document, answer.status)
+        response.headers.update(answer.headers)
+        return response
+
+    async def report(self, request: Request, _: RequestEntry) -> Response:
         """Return the daily report: `GET` of `wire.REPORT_PATH`."""
         period = self.gateway.refusal(request.headers) or self._period(request)
         if isinstance(period, Refusal):
@@ -213,11 +215,10 @@ def day(text: str) -> date | None:
 
 def _results(batch: Intake) -> list[dict[str, object]]:
     """Return a status for each event, in request order."""
-    results: dict[int, dict[str, object]] = {
-        index: {"index": index, "EventId": event.EventId, "status": _TAKEN}
-        for index, (event, _) in batch.accepted.items()
-    }
-    for event in batch.rejected:
-        status = _CONFLICT if event.message == REPEATED.message else _REFUSED
-        results[event.index] = {**to_builtins(event), "status": status}
-    return [results[index] for index in sorted(results)]
+    results: list[dict[str, object]] = [
+        {"index": index, "EventId": event.EventId, "status": 202} for index, (event, _) in batch.accepted.items()
+    ]
+    results += [
+        {**to_builtins(event), "status": 409 if event.message == REPEATED.message else 400} for event in batch.rejected
+    ]
+    return sorted(results, key=itemgetter("index"))

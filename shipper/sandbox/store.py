@@ -17,6 +17,7 @@ from msgspec import Raw, Struct
 
 from shipper.model.errors import ConfigError
 from shipper.model.wire import BODY_HEAD, BODY_TAIL, ActivityEvent
+from shipper.sandbox.intake import ENVELOPE, EVENT
 from shipper.sandbox.options import IN_MEMORY
 from shipper.sandbox.report import Registrations
 
@@ -47,14 +48,6 @@ class Added(NamedTuple):
     duplicates: int
 
 
-class _Batch(Struct):
-    events: list[Raw]
-
-
-_BATCH: Final = msgspec.json.Decoder(_Batch)
-_EVENT: Final = msgspec.json.Decoder(ActivityEvent)
-
-
 def marketing_source_of(tag: str) -> int:
     """Return the marketing source of a BTag, the digits before `_`; 0 if there are too many for an id."""
     digits, _, _ = tag.partition("_")
@@ -82,7 +75,7 @@ class EventStore:
         if self._log is not None:
             try:
                 for (body,) in self._log.execute("SELECT body FROM batch ORDER BY seq"):
-                    self._keep([(_EVENT.decode(raw), raw) for raw in _BATCH.decode(body).events])
+                    self._keep([(EVENT.decode(raw), raw) for raw in ENVELOPE.decode(body).events])
             except (sqlite3.Error, msgspec.DecodeError) as error:
                 self._log.close()
                 raise ConfigError(f"is damaged: {error}; choose another file", source=path) from error

@@ -21,7 +21,7 @@ from typing import Final
 import structlog
 
 from shipper.model.errors import SourceError
-from shipper.model.framing import BLANKS, CsvRows, Framing
+from shipper.model.framing import BLANKS, Framing
 from shipper.model.records import Head, Stream, digest, shown
 from shipper.sources.content import Archive, Content, open_content
 from shipper.sources.discovery import FileId, SkipReason, file_id_of, never_skip, signature_of
@@ -454,7 +454,7 @@ class StreamIndex:
         lengths = {length for length, _ in self._by_head}
         head = first_bytes(content, HEAD_BYTES)
         framing = self._form.framing_of(head, is_whole=True)
-        header_bytes = len(framing.header) if isinstance(framing, CsvRows) else 0
+        header_bytes = len(framing.header) if framing else 0
         alike = []
         for length in sorted(lengths, reverse=True):
             is_header = length <= header_bytes and length < HEAD_BYTES

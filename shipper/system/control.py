@@ -36,16 +36,10 @@ class Request(Struct, kw_only=True):
 
 
 class Answer(Struct, kw_only=True, omit_defaults=True):
-    """
-    An answer; one request may have several.
+    """An answer; one request may have several."""
 
-    Attributes:
-        message: For humans; empty = none.
-        code: Exit code of the client's command, in the last answer only.
-    """
-
-    message: str = ""
-    code: int | None = None
+    message: str = ""  # for humans; empty = none
+    code: int | None = None  # exit code of the client's command, in the last answer only
     content: msgspec.Raw = msgspec.Raw(b"null")
 
 

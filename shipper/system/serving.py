@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, ClassVar, Final
 
+import anyio
 import uvicorn
 from httptools import HttpParserError
 from starlette.responses import PlainTextResponse
@@ -49,7 +50,7 @@ class Server(uvicorn.Server):
         self.up = threading.Event()
         self._accepting: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ending = asyncio.Event()
+        self.stopping = anyio.Event()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -109,7 +110,7 @@ class Server(uvicorn.Server):
         """Tick once a second instead of ten times, which is most of the cost of an idle server."""
         while not await self.on_tick(0):
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), _TICK_SECONDS)
+                await asyncio.wait_for(self.stopping.wait(), _TICK_SECONDS)
 
     def stop(self) -> None:
         """Shut down; a second call does not wait for open connections. Thread-safe."""
@@ -117,7 +118,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
         if self._loop is not None:
             with suppress(RuntimeError):  # it has ended already
-                self._loop.call_soon_threadsafe(self._ending.set)
+                self._loop.call_soon_threadsafe(self.stopping.set)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -127,24 +128,15 @@ class BoundedProtocol(HttpToolsProtocol):
     A request above a limit is refused and its connection closed. When a new client waits, the connection that has been
     idle longest is closed; if none is idle, the one whose answer has taken longest. New connections are protected for a
     moment, so that a probe is answered even under load.
-
-    Attributes:
-        head_bytes: Limit of the request line and headers, exceeded by one piece at most.
-        head_lines: Limit of headers per request.
-        body_bytes: Limit of a request's body including its framing; 0 refuses all bodies.
-        pipelined: Limit of requests waiting for the answer to an earlier one.
-        request_seconds: From the connection, or the last answer, to the end of a request.
-        answer_seconds: From the end of the request until the client has read the answer.
-        clients: Limit of simultaneous connections.
     """
 
-    head_bytes: ClassVar[int]
-    head_lines: ClassVar[int] = 100
-    body_bytes: ClassVar[int]
-    pipelined: ClassVar[int] = 8
-    request_seconds: ClassVar[float]
-    answer_seconds: ClassVar[float]
-    clients: ClassVar[int]
+    head_bytes: ClassVar[int]  # limit of the request line and headers, exceeded by one piece at most
+    head_lines: ClassVar[int] = 100  # limit of headers per request
+    body_bytes: ClassVar[int]  # limit of a request's body including its framing; 0 refuses all bodies
+    pipelined: ClassVar[int] = 8  # limit of requests waiting for the answer to an earlier one
+    request_seconds: ClassVar[float]  # from the connection, or the last answer, to the end of a request
+    answer_seconds: ClassVar[float]  # from the end of the request until the client has read the answer
+    clients: ClassVar[int]  # limit of simultaneous connections
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import TextIO
 
 
@@ -16,18 +17,17 @@ class ForgivingStderr:
     """Standard error, or /dev/null once the reader has gone."""
 
     def write(self, text: str) -> int:
-        try:
-            return sys.stderr.write(text)
-        except BlockingIOError:  # the reader is slow, but may catch up
-            return len(text)
-        except OSError:
-            discard(sys.stderr)
-            return len(text)
+        _forgive(sys.stderr.write, text)
+        return len(text)
 
     def flush(self) -> None:
-        try:
-            sys.stderr.flush()
-        except BlockingIOError:
-            pass
-        except OSError:
-            discard(sys.stderr)
+        _forgive(sys.stderr.flush)
+
+
+def _forgive(call: Callable[..., object], *arguments: str) -> None:
+    try:
+        call(*arguments)
+    except BlockingIOError:
+        pass  # the reader is slow, but may catch up
+    except OSError:
+        discard(sys.stderr)

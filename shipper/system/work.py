@@ -16,7 +16,7 @@ import faulthandler
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import get_ident
 from typing import Final, Literal
@@ -37,25 +37,15 @@ _WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_TRUNC | GUARDED
 
 
 class WorkItem(Struct, eq=False):
-    """
-    A unit of work.
-
-    Attributes:
-        path: A path or pattern, for messages.
-        source: Key of the input, independent of its name; empty = none.
-        offset: Where in the input the work begins.
-        end: Upper bound of where it ends; 0 = unknown.
-        is_single: The item is a single record, and is written to `at-work`.
-        steps: Progress in any unit; the work is not stuck while this grows.
-    """
+    """A unit of work."""
 
     stage: Stage
-    path: str = ""
-    source: str = ""
-    offset: int = 0
-    end: int = 0
-    is_single: bool = False
-    steps: int = 0
+    path: str = ""  # a path or pattern, for messages
+    source: str = ""  # key of the input, independent of its name; empty = none
+    offset: int = 0  # where in the input the work begins
+    end: int = 0  # upper bound of where it ends; 0 = unknown
+    is_single: bool = False  # the item is a single record, and is written to `at-work`
+    steps: int = 0  # progress in any unit; the work is not stuck while this grows
 
 
 _items: Final[dict[int, WorkItem]] = {}  # by thread
@@ -68,10 +58,7 @@ def at_work(item: WorkItem) -> Iterator[WorkItem]:
     thread, outer = get_ident(), _items.get(get_ident())
     _items[thread] = item
     try:
-        if item.is_single or item.stage == "read":
-            with recorded(item):
-                yield item
-        else:
+        with recorded(item) if item.is_single or item.stage == "read" else nullcontext():
             yield item
     finally:
         if outer is None:
@@ -125,7 +112,6 @@ def set_recorder(recorder: Callable[[WorkItem, bool], None] | None) -> None:
 
 
 # Stuck places, across starts -----------------------------------------------------------------------------------------
-
 
 _Position = tuple[Stage, str, int, bool]
 

@@ -94,7 +94,7 @@ def judge(
         lines = piece.lines.split(b"\n") if piece.lines else []
         assert len(lines) == len(piece.event_ids) == len(piece.consumer_ids) == span.unsettled <= room
         assert len(piece.lines) <= room_bytes
-        assert span.records == len(lines) + len(span.rejections) + span.duplicates
+        assert span.read == len(lines) + len(span.rejections) + span.duplicates
         assert sum_tallies(span.ledger).total() <= len(lines)
         judged += [Judged(start + span.bounds_of(ordinal)[0], "", line) for ordinal, line in enumerate(lines)]
         for refused in span.rejections:

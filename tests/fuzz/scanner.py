@@ -106,7 +106,7 @@ def check_pieces(data: bytes) -> object:
             assert all(0 <= begin < end <= len(body) and b"\n" not in body[begin:end] for begin, end in places)
             assert places[:fresh] == sorted(places[:fresh])
             refused += [(each.start_offset, each.end_offset, each.rule) for each in span.rejections]
-            counts = [counts[0] + span.records, counts[1] + span.duplicates]
+            counts = [counts[0] + span.read, counts[1] + span.duplicates]
         both.append((lines, sorted(waiting), refused, counts))
     assert both[0] == both[1], "the native and the Python result differ"
     return len(both[0][0]), len(both[0][2]), len(both[0][1])

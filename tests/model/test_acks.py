@@ -18,7 +18,7 @@ CHUNK_BYTES = 1000
 
 def counted(spans: list[Span]) -> Counter[str]:
     return Counter(
-        read=sum(span.records for span in spans),
+        read=sum(span.read for span in spans),
         accepted=sum(span.accepted for span in spans),
         duplicates=sum(span.duplicates for span in spans),
         rejections=sum(len(span.rejections) for span in spans),
@@ -55,7 +55,7 @@ class Settling(RuleBasedStateMachine):
             start_offset=start,
             end_offset=start + 10,
             tail=b"t",
-            records=good + bad + repeated,
+            read=good + bad + repeated,
             unsettled=good,
             duplicates=repeated,
             rejections=rejections,

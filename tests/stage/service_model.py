@@ -42,7 +42,7 @@ def batch_of(numbers: Iterable[int], *, number: int = 1, events_before: int = 0,
         start_offset=0,
         end_offset=1,
         tail=b"",
-        records=len(lines),
+        read=len(lines),
         unsettled=len(lines),
     )
     body = BODY_HEAD + b",".join(lines) + BODY_TAIL

@@ -193,7 +193,7 @@ def test_an_estimate_is_not_less_than_the_measured_size():
             start_offset=10**9 + number,
             end_offset=10**9 + number + 1,
             tail=bytes([number]) * 512,
-            records=1000,
+            read=1000,
             unsettled=0,
             rejections=rejections,
             ledger=[ledger],

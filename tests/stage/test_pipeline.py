@@ -279,7 +279,7 @@ async def test_a_pause_ends_with_the_last_stream_that_could_not_be_saved(store: 
     )
     streams = [Stream(stream_id=number, kind="kafka", path="t/0") for number in (1, 2)]
     for stream in streams:
-        span = Span(stream=stream, start_offset=0, end_offset=9, tail=b"", records=1, unsettled=0, duplicates=1)
+        span = Span(stream=stream, start_offset=0, end_offset=9, tail=b"", read=1, unsettled=0, duplicates=1)
         kept.open(span, 0.0)
     await kept.save()
     await kept.abandon(streams[:1])

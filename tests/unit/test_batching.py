@@ -32,7 +32,7 @@ def chunk(*pairs: tuple[str, int], pad: int = 0, is_known: bool = False) -> Enco
     )
     consumer_ids = [consumer_id for _, consumer_id in pairs]
     return EncodedChunk(
-        span=Span(stream=STREAM, start_offset=0, end_offset=1, tail=b"", records=len(pairs), unsettled=len(pairs)),
+        span=Span(stream=STREAM, start_offset=0, end_offset=1, tail=b"", read=len(pairs), unsettled=len(pairs)),
         lines=lines,
         events=len(pairs),
         consumer_ids=consumer_ids,

@@ -217,7 +217,7 @@ def deferred(size: int) -> Run:
     events = size // 10
     batcher = Batcher(max_events=events, max_bytes=1 << 30, linger_s=1.0)
     stream = Stream(stream_id=1, kind="file", path="x")
-    span = Span(stream=stream, start_offset=0, end_offset=9, tail=b"", records=events, unsettled=events)
+    span = Span(stream=stream, start_offset=0, end_offset=9, tail=b"", read=events, unsettled=events)
     lines = b"\n".join(b'{"EventId":"%036d"}' % number for number in range(events))
     ids = {"consumer_ids": [1] * events, "has_new_event_ids": True, "repeats": find_repeats([1] * events, lines)}
     batcher.add(EncodedChunk(span=span, lines=lines, events=events, **ids), 0.0)

@@ -73,7 +73,7 @@ def encode(data: bytes, *, start: int = 0, codec: Codec | None = None, **room: i
     pieces = list(pieces_of(codec, chunk_of(data, start=start), **room))
     for piece in pieces:
         good = len(piece.event_ids)
-        assert piece.span.records == good + len(piece.span.rejections) + piece.span.duplicates
+        assert piece.span.read == good + len(piece.span.rejections) + piece.span.duplicates
         assert piece.span.unsettled == good == len(piece.consumer_ids)
         assert len(piece.lines.split(b"\n")) == good or (not good and not piece.lines)
     return pieces
@@ -82,7 +82,7 @@ def encode(data: bytes, *, start: int = 0, codec: Codec | None = None, **room: i
 def joined(pieces: Sequence[EncodedChunk]) -> EncodedChunk:
     """Make one piece of those of a chunk: how many there are is the codec's business."""
     spans = [piece.span for piece in pieces]
-    counts = {name: sum(getattr(span, name) for span in spans) for name in ("records", "unsettled", "duplicates")}
+    counts = {name: sum(getattr(span, name) for span in spans) for name in ("read", "unsettled", "duplicates")}
     rejections = [each for span in spans for each in span.rejections]
     return replace(
         pieces[0],
@@ -270,7 +270,7 @@ def test_lines_get_the_verdict_that_each_gets_alone():
         )
         records = [name for name in names if name != "blank"]
         assert good_lines(pieces) == [kinds["good"]] * names.count("good"), names
-        assert sum(piece.span.records for piece in pieces) == len(records), names
+        assert sum(piece.span.read for piece in pieces) == len(records), names
         rejections = [rejection for piece in pieces for rejection in piece.span.rejections]
         assert [rejection.raw for rejection in rejections] == [kinds[name] for name in records if name != "good"]
 
@@ -284,7 +284,7 @@ def test_the_last_line_needs_no_newline():
 @each("data", [b"\n\n\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n", b"\xef\xbb\xbf\r\n\r\n", b"\0" * 300, b" \0\n"])
 def test_byte_order_marks_blanks_and_holes_are_not_records(data: bytes):
     (piece,) = encode(data)
-    assert (piece.span.start_offset, piece.span.end_offset, piece.span.records) == (0, len(data), 0)
+    assert (piece.span.start_offset, piece.span.end_offset, piece.span.read) == (0, len(data), 0)
 
 
 def test_nuls_before_a_refused_line_count_in_its_offset():
@@ -308,7 +308,7 @@ def test_the_tail_of_a_piece_is_its_last_bytes():
 def test_an_oversized_line_is_one_dead_letter():
     chunk = replace(chunk_of(b"", start=7), end_offset=99, is_oversized=True)
     piece = Codec(strict_records(10), max_record_bytes=10).encode(chunk, 7, room_events=1, room_bytes=1, latest=LATEST)
-    assert (piece.span.records, piece.span.unsettled, piece.span.end_offset) == (1, 0, 99)
+    assert (piece.span.read, piece.span.unsettled, piece.span.end_offset) == (1, 0, 99)
     (rejection,) = piece.span.rejections
     assert (rejection.rule, rejection.start_offset, rejection.end_offset) == ("oversized", 7, 99)
 

@@ -41,7 +41,7 @@ def encode(codec: Codec, lines: Sequence[bytes], start: int) -> EncodedChunk:
     chunk = chunk_of(b"\n".join(lines) + b"\n", start=start)
     piece = joined(list(pieces_of(codec, chunk, room_bytes=1 << 24, latest=LATEST)))
     assert piece.span.unsettled == len(piece.event_ids) == len(piece.consumer_ids)
-    assert piece.span.records == len(piece.event_ids) + len(piece.span.rejections)
+    assert piece.span.read == len(piece.event_ids) + len(piece.span.rejections)
     return piece
 
 

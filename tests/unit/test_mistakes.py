@@ -26,7 +26,7 @@ def piece(of: Stream, rules: Iterable[str]) -> EncodedChunk:
         if rule:
             rejections.append(Rejection(**place, rule=rule, message=message, raw=b""))
     good = [10 * index for index, rule in enumerate(listed) if not rule]
-    counts = {"records": len(listed), "unsettled": len(good), "rejections": rejections}
+    counts = {"read": len(listed), "unsettled": len(good), "rejections": rejections}
     span = Span(stream=of, start_offset=0, end_offset=10 * len(listed), tail=b"", **counts)
     content = {"lines": b"", "events": len(good), "consumer_ids": [], "has_new_event_ids": True}
     return EncodedChunk(span=span, **content, last_good=good[-1] if good else -1)
@@ -40,7 +40,7 @@ def settled(counter: MistakeCounter, of: Stream, rules: list[str], most: int = 1
         if counter.excessive_run(next_piece):
             break
         counter.add(next_piece)
-        done += next_piece.span.records
+        done += next_piece.span.read
     return done
 
 

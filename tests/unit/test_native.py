@@ -137,7 +137,7 @@ def settled(
         assert list(piece.consumer_ids) == [event_in(each).ConsumerID for each in lines]
         keys = b"".join(key_of(event_in(each).EventId) for each in lines)
         assert span.event_keys == (keys if codec.window.is_on else b"")
-        assert span.records == piece.events + len(span.rejections) + span.duplicates
+        assert span.read == piece.events + len(span.rejections) + span.duplicates
         fresh = piece.events - piece.waits
         starts = []
         for ordinal, wire in enumerate(lines):

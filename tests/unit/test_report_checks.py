@@ -242,7 +242,16 @@ def test_counts_with_decimals_and_negative_adjustments_and_money_are_valid():
 
 def test_seeded_months_follow_each_other():
     made, before = (
-        build_report([], source=wire.ReportSource(1001), start=start, end=end, now_seconds=NOW, figures="seeded")
+        build_report(
+            [],
+            source=wire.ReportSource(1001),
+            start=start,
+            end=end,
+            now_seconds=NOW,
+            figures="seeded",
+            seed=1,
+            restated={},
+        )
         for start, end in (JANUARY, DECEMBER)
     )
     assert made.opening_balance

@@ -262,7 +262,7 @@ def test_exactly_the_next_record_is_rejected_unread(framing: str):
     offset, refused = origin, []
     while offset < chunk.end_offset:
         span = codec.reject_unread(chunk, offset).span
-        assert (span.start_offset, span.unsettled, span.records) == (offset, 0, len(span.rejections))
+        assert (span.start_offset, span.unsettled, span.read) == (offset, 0, len(span.rejections))
         offset = span.end_offset
         refused += span.rejections
     assert [each.raw for each in refused] == records

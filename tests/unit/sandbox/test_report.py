@@ -34,8 +34,8 @@ both_figures = each("figures", ["received", "seeded"])
 
 
 def report(rows=ROWS, **kwargs) -> wire.DailyReport:
-    arguments = {"source": SOURCE, "start": START, "end": END, "now_seconds": NOW, **kwargs}
-    return build_report(rows, **arguments)
+    arguments = {"source": SOURCE, "start": START, "end": END, "now_seconds": NOW, "figures": "received", "seed": 1}
+    return build_report(rows, **{**arguments, "restated": {}, **kwargs})
 
 
 def seeded(start: date = START, end: date = END, rows=(), **kwargs) -> wire.DailyReport:
