@@ -20,7 +20,7 @@ from shipper.sandbox.options import CallLimit
 from tests.certificates import asking, context_of, demanding
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Shipper, Target, changed, sandbox
-from tests.e2e.fake_service import FakeService, Reply
+from tests.e2e.fake_service import OK, FakeService, Reply
 from tests.e2e.files import Tail, log_lines
 from tests.e2e.surroundings import site_of
 from tests.servers import Origin, Proxy
@@ -84,6 +84,41 @@ def test_delivery_waits_without_a_token_until_the_endpoint_works_and_the_client_
         tail.wait(10)
         assert running.stop().returncode == 0
     assert_no_loss(shipper, 10)
+
+
+# A token in a file ----------------------------------------------------------------------------------------------------
+
+
+def test_a_token_file_replaced_in_time_avoids_refusals_and_one_replaced_late_ends_a_pause(
+    tail: Tail, shipper: Shipper, fake: FakeService
+):
+    valid = {"Bearer token-0"}
+    unauthorized = Reply(status=401, body=b'{"message":"Unauthorized. Access token is invalid."}')
+    fake.default = lambda: OK if fake.headers[-1]["Authorization"] in valid else unauthorized
+    tail.service = fake
+    file = replace(shipper.folder / "token", "token-0")
+    running = tail.start(settings={**BUSY, "intake.token": f'{{ file = "{file}" }}'})
+    tail.deliver(10)
+    valid.add("Bearer token-1")
+    replace(file, "token-1")
+    while fake.headers[-1]["Authorization"] != "Bearer token-1":
+        tail.deliver(1)
+    valid.remove("Bearer token-0")
+    tail.deliver(10)
+    assert len(fake.stored) == fake.requests, "a token was refused"
+
+    valid.clear()
+    tail.append(tail.written, tail.written + 100)
+    running.wait_for("delivery_paused")
+    assert [line["reason"] for line in log_lines(running, "delivery_paused")] == ["token"]
+    refused = fake.requests
+    running.wait_until(lambda: fake.requests > refused + 3, "it keeps asking")
+    valid.add("Bearer token-2")
+    replace(file, "token-2")
+    tail.wait(tail.written)
+    assert running.stop().returncode == 0
+    assert_no_loss(shipper, tail.written)
+    assert len(fake.event_ids()) == tail.written
 
 
 # Subscription keys ----------------------------------------------------------------------------------------------------
