@@ -108,14 +108,7 @@ class Listener:
             encrypted.do_handshake()
         except ssl.SSLError as error:
             self.handshake_errors.append(error.reason or "")
-            # Wait until the client has read the alert: closing with unread bytes would reset the connection.
-            with suppress(OSError):
-                plain = socket.socket(fileno=encrypted.detach())
-                with self._lock:
-                    self._open.add(plain)
-                with plain:
-                    while plain.recv(65_536):
-                        pass
+            encrypted.close()
             raise
         with self._lock:
             self.clients.append(_client_of(encrypted))

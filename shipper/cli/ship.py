@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from shipper.sources.tail import FollowedFiles
 
 _DESCRIPTORS_MAX = 1024
-_OTHER_DESCRIPTORS = 192  # connections, the state, files opened twice while they are identified
+_OTHER_DESCRIPTORS = 256  # two for each connection, the state, files opened twice while they are identified
 _BACKFILL_WAIT_S = 0.1
 
 

@@ -8,12 +8,13 @@ cookies stored, and no proxies taken from the environment.
 from __future__ import annotations
 
 import select
+import socket
 import ssl
 from base64 import b64encode
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
@@ -163,7 +164,7 @@ class Connection:
         self._target_prefix = f"http://{server.netloc}".encode() if is_forwarded else b""
         self._extra_headers = self._proxy_headers if is_forwarded else []
         self._progress = Progress()
-        self._stream: ByteStream | None = None
+        self._stream: ByteStream | None = None  # a `_Tcp`, perhaps within TLS
         self._arrivals = select.poll()
         self.certificate_expires_at: float | None = None
 
@@ -217,8 +218,7 @@ class Connection:
             await self._secure()
         assert self._stream is not None
         self._progress.stage, self._progress.is_answering = Stage.SEND, False
-        # The service may have answered before it closed the connection.
-        with suppress(*_CLOSED), anyio.fail_after(self._route.read_s):
+        with anyio.fail_after(self._route.read_s):
             await self._stream.send(request)
         self._progress.stage = Stage.ANSWER
         answer = AnswerParser()
@@ -277,10 +277,11 @@ class Connection:
         return tls
 
     def _watch(self, stream: SocketStream) -> str:
-        """Watch for data between requests; return the peer's address."""
+        """Watch for data between requests, and keep what arrives during them; return the peer's address."""
         self._arrivals = select.poll()
         with _translate_closed():
             self._arrivals.register(stream.extra(SocketAttribute.raw_socket), select.POLLIN)
+            self._stream = _Tcp(stream)
             return str(stream.extra(SocketAttribute.remote_address, ("", 0))[0])
 
     async def _encrypt(self, peer: Server, *, is_service: bool) -> ssl.SSLObject:
@@ -314,6 +315,44 @@ class Connection:
         if stream is not None:
             with anyio.move_on_after(1, shield=True):
                 await stream.aclose()
+
+
+class _Tcp(ByteStream):
+    """
+    A TCP connection from which what the peer has sent can be read even if it does not read what is sent to it.
+
+    A service may refuse a request and reset the connection before it has read the body. So sending never fails, and as
+    event loops close the socket when they cannot send, the answer is then read from a copy of it.
+    """
+
+    def __init__(self, stream: SocketStream) -> None:
+        self._stream = stream
+        original = stream.extra(SocketAttribute.raw_socket)
+        self._copy = socket.fromfd(original.fileno(), original.family, original.type)
+
+    @property
+    def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
+        return self._stream.extra_attributes
+
+    async def send(self, item: bytes) -> None:
+        with suppress(*_CLOSED):
+            await self._stream.send(item)
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def receive(self, max_bytes: int = _READ_BYTES) -> bytes:
+        try:
+            return await self._stream.receive(max_bytes)
+        except _CLOSED:
+            with suppress(OSError):
+                if data := self._copy.recv(max_bytes, socket.MSG_DONTWAIT):
+                    return data
+            raise
+
+    async def aclose(self) -> None:
+        self._copy.close()
+        await self._stream.aclose()
 
 
 @contextmanager

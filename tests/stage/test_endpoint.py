@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import re
 import socket
+import ssl
 import threading
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -20,6 +22,7 @@ from shipper.delivery.endpoint import ConnectionSettings, Endpoint, NoAnswerErro
 from shipper.model.version import __version__
 from tests.servers import ACCEPTED, Origin, Reply, after, close, reset, stall
 from tests.stage.endpoints import AUTHORIZATION, DELIVERY, endpoint, failure, poll, post, reaching
+from tests.stage.loops import on_each_loop
 
 
 def head_of(request: bytes) -> list[str]:
@@ -223,16 +226,18 @@ async def test_an_answer_is_read_up_to_the_limit_and_the_next_request_works():
         assert (await post(used)).body == b"{}"
 
 
-async def test_an_answer_sent_before_the_body_is_read_counts():
+@on_each_loop
+@pytest.mark.parametrize("end", [stall, reset])
+async def test_an_answer_sent_before_the_body_is_read_counts(ca: Path, context: ssl.SSLContext | None, end: Reply):
     class Hasty(Origin):
         def handle(self, connection: socket.socket) -> None:
             connection.recv(1)
             connection.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
             connection.shutdown(socket.SHUT_WR)
-            stall(connection)
+            end(connection)
 
-    with Hasty() as origin:
-        async with endpoint(origin.url) as used:
+    with Hasty(context=context) as origin:
+        async with endpoint(origin.url, ca_bundle=ca) as used:
             assert (await post(used, b"z" * 8_000_000)).status == 413
 
 
