@@ -164,7 +164,8 @@ class Connection:
         self._target_prefix = f"http://{server.netloc}".encode() if is_forwarded else b""
         self._extra_headers = self._proxy_headers if is_forwarded else []
         self._progress = Progress()
-        self._stream: ByteStream | None = None  # a `_Tcp`, perhaps within TLS
+        self._stream: ByteStream | None = None
+        self._tcp: _Tcp | None = None  # the stream, or the one below TLS
         self._arrivals = select.poll()
         self.certificate_expires_at: float | None = None
 
@@ -229,6 +230,9 @@ class Connection:
             answer.feed(data)
         if answer.status == 407 and self._proxy is not None:
             raise ProxyRefusedError(407)
+        assert self._tcp is not None
+        if self._tcp.is_cut and 200 <= answer.status < 300:
+            raise HttpError("the connection was closed before the request was complete")
         is_last = not (answer.is_complete and not answer.has_extra_data and answer.keeps_connection)
         return Answer.of(answer.status, answer.headers, b"".join(answer.parts)[:max_answer_bytes]), is_last
 
@@ -281,7 +285,7 @@ class Connection:
         self._arrivals = select.poll()
         with _translate_closed():
             self._arrivals.register(stream.extra(SocketAttribute.raw_socket), select.POLLIN)
-            self._stream = _Tcp(stream)
+            self._stream = self._tcp = _Tcp(stream)
             return str(stream.extra(SocketAttribute.remote_address, ("", 0))[0])
 
     async def _encrypt(self, peer: Server, *, is_service: bool) -> ssl.SSLObject:
@@ -323,20 +327,26 @@ class _Tcp(ByteStream):
 
     A service may refuse a request and reset the connection before it has read the body. So sending never fails, and as
     event loops close the socket when they cannot send, the answer is then read from a copy of it.
+
+    Attributes:
+        is_cut: Not everything was sent.
     """
 
     def __init__(self, stream: SocketStream) -> None:
         self._stream = stream
         original = stream.extra(SocketAttribute.raw_socket)
         self._copy = socket.fromfd(original.fileno(), original.family, original.type)
+        self.is_cut = False
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
         return self._stream.extra_attributes
 
     async def send(self, item: bytes) -> None:
-        with suppress(*_CLOSED):
+        try:
             await self._stream.send(item)
+        except _CLOSED:
+            self.is_cut = True
 
     async def send_eof(self) -> None:
         await self._stream.send_eof()
@@ -347,6 +357,7 @@ class _Tcp(ByteStream):
         except _CLOSED:
             with suppress(OSError):
                 if data := self._copy.recv(max_bytes, socket.MSG_DONTWAIT):
+                    self.is_cut = True
                     return data
             raise
 

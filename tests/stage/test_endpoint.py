@@ -227,18 +227,24 @@ async def test_an_answer_is_read_up_to_the_limit_and_the_next_request_works():
 
 
 @on_each_loop
-@pytest.mark.parametrize("end", [stall, reset])
-async def test_an_answer_sent_before_the_body_is_read_counts(ca: Path, context: ssl.SSLContext | None, end: Reply):
+@pytest.mark.parametrize(("status", "end"), [(413, stall), (413, reset), (202, stall), (202, reset)])
+async def test_an_answer_sent_before_the_body_is_read_counts_but_does_not_accept_a_part(
+    ca: Path, context: ssl.SSLContext | None, status: int, end: Reply
+):
     class Hasty(Origin):
         def handle(self, connection: socket.socket) -> None:
             connection.recv(1)
-            connection.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            connection.sendall(b"HTTP/1.1 %d Hasty\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % status)
             connection.shutdown(socket.SHUT_WR)
             end(connection)
 
     with Hasty(context=context) as origin:
         async with endpoint(origin.url, ca_bundle=ca) as used:
-            assert (await post(used, b"z" * 8_000_000)).status == 413
+            if (status, end) == (202, reset):
+                with pytest.raises(NoAnswerError, match="before the request was complete"):
+                    await post(used, b"z" * 8_000_000)
+            else:
+                assert (await post(used, b"z" * 8_000_000)).status == status
 
 
 # Trouble -------------------------------------------------------------------------------------------------------------
