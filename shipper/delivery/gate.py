@@ -265,10 +265,12 @@ class Gate:
     def _patience_s(self) -> float:
         """Return how much longer to wait for an acceptance; raise if that time is over."""
         now = anyio.current_time()
-        if self._gives_up_at() <= now:
-            raise self._gave_up(f"nothing was accepted for {self._give_up_after_s:g} s")
         if self._fails_fast_at() <= now:
             raise self._gave_up("nothing has been accepted yet", _FIX_IT)
+        if self.in_flight:  # may be accepted, such as the first request after the process was suspended
+            return self._fails_fast_at() - now
+        if self._gives_up_at() <= now:
+            raise self._gave_up(f"nothing was accepted for {self._give_up_after_s:g} s")
         return self.gives_up_at - now
 
     def _gave_up(self, problem: str, remedy: str = "") -> DeliveryGaveUpError:

@@ -27,7 +27,10 @@ _INTACT_ADVICE: Final = (
     "It was left unchanged and may be intact, so keep it: check its disk, the free inodes of its file system (df -i) "
     "and the limit of open files, and run the command again"
 )
-IF_MOVED: Final = "every input is then read from its beginning and sent again with the same EventIds"
+IF_MOVED: Final = (
+    "every input that still exists is then read from its beginning and sent again with the same EventIds; dead letters "
+    "and counts stay in what was moved"
+)
 
 
 @contextmanager

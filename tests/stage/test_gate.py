@@ -151,6 +151,13 @@ def test_a_one_shot_run_gives_up_when_nothing_was_accepted_for_too_long():
     assert "nothing was accepted for 900 s" in message
 
 
+def test_a_request_in_flight_is_awaited_before_giving_up():
+    """As after a process was suspended: when it continues, the time is over and the first request is on its way."""
+    service = ServiceModel(until(60, answer(503)), latency_s=30)
+    run(lambda: Delivery(service, senders=3, give_up_after_s=50), numbered(9))
+    assert len(service.stored) == 90
+
+
 def test_a_failing_batch_does_not_stop_the_others_and_the_patience_starts_with_the_last_acceptance():
     service = ServiceModel(lambda request: answer(500) if 3 in request.numbers else None)
     delivery = given_up(service, numbered(300), senders=2, give_up_after_s=900).delivery

@@ -148,6 +148,7 @@ def test_a_database_of_another_version_is_refused_with_both_numbers_and_left_unc
         text = str(caught.value)
         assert text.startswith(f"{path} cannot be used (it has schema version {number}, ")
         assert f"needs schema version {SCHEMA_VERSION}: use the version that wrote it" in text
+        assert text.endswith("; dead letters and counts stay in what was moved")
         assert "move it away" in text
     assert path.read_bytes() == before
 
