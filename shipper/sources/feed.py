@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from itertools import chain
 from types import NoneType
 from typing import Final
 from uuid import UUID
@@ -24,7 +23,13 @@ Record = Mapping[str, object] | ActivityEvent | bytes | str
 
 _PIECE_BYTES: Final = 1 << 20  # minimum size of one write, if there are enough lines
 _PLAIN: Final = frozenset({str, int, float, bool, NoneType})
-_SIMPLE: Final = (str, int, float, datetime, UUID)  # the last two become strings
+_AS_BASE: Final[dict[type, Callable[..., object]]] = {  # for subclasses, even if they override the usual methods
+    str: str.__str__,
+    int: int.__int__,
+    float: float.__float__,
+    datetime: datetime.isoformat,
+}
+_SIMPLE: Final = (*_AS_BASE, UUID)  # the last two become strings
 
 
 class _PendingAppend:
@@ -153,11 +158,11 @@ def encode_line(record: Record, max_bytes: int) -> bytes:
 def _encode_object(record: Mapping[str, object] | ActivityEvent) -> bytes:
     try:
         document = structs.asdict(record) if isinstance(record, ActivityEvent) else dict(record)
-        if not _PLAIN.issuperset(chain(map(type, document.values()), map(type, document))):
+        if not (_PLAIN.issuperset(map(type, document.values())) and {str}.issuperset(map(type, document))):
             _check_types(document)
-        line = msgspec.json.encode(document)
+        line = msgspec.json.encode(document, enc_hook=_base_value)
         if b"null" in line:  # NaN and infinity are encoded as null, too
-            json.dumps(msgspec.to_builtins(document, str_keys=True), allow_nan=False)
+            json.dumps(msgspec.to_builtins(document, str_keys=True, enc_hook=_base_value), allow_nan=False)
     except UnicodeEncodeError:
         raise ValueError(
             "a string of the record contains half of a surrogate pair, so it is not valid Unicode"
@@ -184,6 +189,11 @@ def _check_types(value: object) -> None:
             f"a value in the record is a {type(value).__name__}, which JSON cannot represent; expected str, int, "
             "float, bool, None, list, dict, datetime or UUID"
         )
+
+
+def _base_value(value: object) -> object:
+    """Return the value of a subclass, such as `pandas.Timestamp` or `markupsafe.Markup`, as one of its base class."""
+    return next(as_base(value) for base, as_base in _AS_BASE.items() if isinstance(value, base))
 
 
 def _encode_text(record: bytes | str) -> bytes:

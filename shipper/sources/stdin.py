@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import stat
+import termios
+from array import array
 from contextlib import suppress
 from typing import Final
 
@@ -14,6 +17,7 @@ import structlog
 from shipper.model.errors import SourceError, StateError
 from shipper.model.framing import CUT_MARK, LINES, CsvRows, ElementScan, Framing
 from shipper.sources.content import compression_of, is_partial_magic
+from shipper.sources.disk import NoSpaceError
 from shipper.sources.reader import READ_BYTES, InputForm
 from shipper.sources.segments import Segments
 
@@ -24,6 +28,7 @@ _PIPE_BYTES: Final = 1 << 20
 _OPEN_ROW_BYTES: Final = 8_192
 _BLANKS: Final = b" \t\r\0"
 _MARK_BYTES: Final = 64
+_LINE_WAIT_MS: Final = 1_000
 _SNIFFED_SHARE: Final = 64  # maximum bytes sniffed for the format, per pending byte
 
 
@@ -108,8 +113,10 @@ class StandardInput(Input):
             return b""
 
     def finish(self, segments: Segments) -> None:
-        """Append the rest, including a torn record: it cannot be read again."""
+        """Append the rest, including what the pipe holds and a torn record: it cannot be read again."""
         try:
+            with suppress(NoSpaceError):
+                self._move_rest(segments)
             self._append(b"", segments)
         except OSError as error:
             if not segments.unwritten or segments.has_sync_failed:
@@ -120,11 +127,37 @@ class StandardInput(Input):
                 f"written ({error.strerror}). Everything before them is in the spool"
             ) from error
 
+    def _move_rest(self, segments: Segments) -> None:
+        """Append what the pipe holds and then, if it follows within a second, the rest of the last line."""
+        unread = _unread_bytes(self._descriptor) if self._can_wait else 0
+        readable = select.poll()
+        readable.register(self._descriptor, select.POLLIN)
+        wait_ms = _LINE_WAIT_MS
+        while not (self.has_ended or segments.unwritten or segments.has_sync_failed):
+            if unread <= 0 and not self._framer.is_line_open:
+                break
+            if self._can_wait and not readable.poll(0):
+                if unread > 0 or not readable.poll(wait_ms):
+                    break
+                wait_ms = 0
+            length = max(1, min(unread, segments.read_bytes()))  # not beyond the line: the next process reads the rest
+            segments.reserve(length + self._framer.extra_bytes)
+            data = self._read(length)
+            self._append(data, segments)
+            self.has_ended = not data
+            unread -= len(data)
+
+
+def _unread_bytes(descriptor: int) -> int:
+    """Return how many bytes can be read at once from a pipe, socket or terminal."""
+    unread = array("i", [0])
+    with suppress(OSError):
+        fcntl.ioctl(descriptor, termios.FIONREAD, unread)
+    return unread[0]
+
 
 def _widen_pipe(descriptor: int) -> None:
     """Enlarge a pipe, if possible, for fewer context switches."""
-    import fcntl
-
     with suppress(OSError, AttributeError):
         fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
@@ -163,6 +196,11 @@ class SpoolFramer:
     def open_bytes(self) -> int:
         """For CSV, how many of the last returned bytes may belong to an incomplete row."""
         return len(self._open_row)
+
+    @property
+    def is_line_open(self) -> bool:
+        """Whether the last line has neither ended nor reached the limit."""
+        return 0 < self._open_line_bytes <= self._max_record_bytes
 
     def take(self, data: bytes, *, is_final: bool = False) -> bytes:
         """

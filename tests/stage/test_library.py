@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
@@ -148,14 +148,17 @@ async def test_send_accepts_a_record_in_each_of_its_forms(bench: Bench):
 
 
 @on_each_loop
-async def test_a_uuid_and_a_datetime_are_written_as_their_text(bench: Bench):
+async def test_a_uuid_a_datetime_and_values_of_subclasses_are_written_as_text_and_values_of_the_base(bench: Bench):
     event_id, noon = UUID(record(0)["EventId"]), datetime(2026, 1, 31, 12, 30)
     zoned = noon.replace(tzinfo=timezone(timedelta(hours=2)))
+    text, number, moment = (type("Special", (base,), {"__str__": lambda _: "?"}) for base in (str, int, datetime))
+    special = {text("Username"): text("null"), "BrandID": number(7), "Timestamp": moment(2026, 1, 31, tzinfo=UTC)}
     async with bench.shipper() as shipper:
         await shipper.send({**record(0), "EventId": event_id, "Timestamp": zoned})
         await shipper.send({**record(1), "Timestamp": noon})
-    assert counts(shipper) == (2, 1, 1, 0, 0)
-    assert bench.delivered() == [str(event_id)]
+        await shipper.send({**record(2), **special})
+    assert counts(shipper) == (3, 2, 1, 0, 0)
+    assert sorted(bench.delivered()) == [str(event_id), record(2)["EventId"]]
     (letter,) = bench.dead_letters().items()
     assert (letter[0], json.loads(letter[1])["Timestamp"]) == ("timestamp", "2026-01-31T12:30:00")
 
@@ -251,7 +254,8 @@ NO_RECORDS: dict[str, tuple[Any, type[Exception], str]] = {
     "struct within": ({**record(0), "more": AmountPair()}, TypeError, "is a AmountPair"),
     "raw JSON within": ({**record(0), "more": msgspec.Raw(b"1\n2")}, TypeError, "is a Raw"),
     "name of bytes": ({**record(0), b"secret": 1}, TypeError, "a key of the record is a bytes"),
-    "name that is a number": ({**record(0), "more": {1: 2}}, TypeError, "a key of the record is a int"),
+    "name that is a number": ({**record(0), 1: 2}, TypeError, "a key of the record is a int"),
+    "number as a name within": ({**record(0), "more": {1: 2}}, TypeError, "a key of the record is a int"),
     "NaN within": ({**record(0), "ConsumerID": float("nan")}, ValueError, "not finite"),
     "infinity deep within": ({**record(0), "more": [{"deep": float("inf")}]}, ValueError, "not finite"),
     "surrogate within": ({**record(0), "Username": "secret \ud800"}, ValueError, "not valid Unicode"),
