@@ -311,7 +311,8 @@ class Member:
         elif error.code() == KafkaError._AUTO_OFFSET_RESET and stream is not None:
             self.assignment.restart(stream, reset=error)
         elif error.code() == KafkaError._MAX_POLL_EXCEEDED:
-            log.warning("poll_interval_exceeded", message="the member did not poll for too long and rejoins the group")
+            message = "the member did not poll the brokers for too long, and rejoins the group"
+            log.warning("poll_interval_exceeded", message=message)
         elif error.fatal() or error.code() == KafkaError._FATAL:
             raise self._fatal(error)
         else:

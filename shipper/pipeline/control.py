@@ -255,7 +255,7 @@ class _Control:
                 f"process {os.getpid()}, which runs on {self._state.directory}, sends to another address",
                 key="intake.base_url",
             )
-        with self._busy("its input has an end, or it is replaying already"):
+        with self._busy("it is not `shipper run`, or is already sending dead letters"):
             pauses = self._pipeline.pauses
             pause = f"; it is {_describe_pauses(pauses)}" if pauses else ""
             await client.answer(f"process {os.getpid()}, which is running, sends them{pause}")
@@ -274,7 +274,7 @@ class _Control:
         """Erase or count the dead letters of a consumer, between saves."""
         request = _decode(content, EraseRequest)
         spooled = await run_sync(segments_in, self._state.directory / "spool")
-        reason = "its input has an end or is in the spool, or dead letters are being sent or erased"
+        reason = "it is not `shipper run`, still has spooled records, or is already sending or erasing dead letters"
         with self._busy(reason, is_possible=not spooled):
             erasure = Erasure(replace(self._settings, records=request.records), self._state.store, request.consumer_id)
 

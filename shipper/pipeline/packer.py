@@ -370,9 +370,9 @@ class Hold:
             "producer | shipper validate -" if stream.kind == "spool" else f"shipper validate {shlex.quote(path)}"
         )
         remedy = (
-            f"The rest is untouched. To see what is wrong, run: {validate}. Fix records.mapping, or fix or remove the "
-            "input, and run the same command again; if that many records really are invalid, raise "
-            "records.mistake_limit (0 = no limit)"
+            f"The rest of the input is held back. To see what is wrong, run: {validate}. Correct records.mapping, or "
+            "correct or remove the input, and run the same command again; if that many records really are invalid, "
+            "raise records.mistake_limit (0 = no limit)"
         )
         return HoldReason("input_unlike_records", message, remedy, is_final=True)
 

@@ -29,14 +29,14 @@ ADVICE: Final = {
     "html_answer": "check intake.base_url: the answer is a web page, perhaps of a proxy or a portal",
     "tls": "fix the certificate problem: check intake.ca_bundle, host name, expiry, client certificate; "
     "changed files are read automatically",
-    "unexpected_answer": "check whether it is the service that answers at intake.base_url",
-    "unreadable_answer": "the message says which part of the answer was not understood; ask the service's operator, "
-    "and check that it is the service that answers at intake.base_url",
-    "input_unlike_records": "see what is wrong with shipper validate FILE or, for messages, shipper dead-letters list; "
-    "correct records.mapping or raise records.mistake_limit, and reload (SIGHUP); or remove the file and restart",
+    "unexpected_answer": "check that the service itself answers at intake.base_url",
+    "unreadable_answer": "the message says which part of the answer was not understood; check that the service itself "
+    "answers at intake.base_url, and ask its operator",
+    "input_unlike_records": "to see what is wrong, run shipper validate FILE or, for messages, shipper dead-letters "
+    "list; correct records.mapping or raise records.mistake_limit, and reload (SIGHUP); or remove the file and restart",
     "clock": "correct this machine's clock, for example with NTP; shipper checks it automatically",
-    "systematic_rejection": "the message quotes the service; correct the mapping, or raise delivery.poison_limit if it "
-    "is right, and the refused records become dead letters",
+    "systematic_rejection": "the message quotes the service; correct the mapping or, if the records themselves are "
+    "wrong, raise delivery.poison_limit, so that they become dead letters",
     "dead_letters_full": "purge or replay dead letters (shipper dead-letters list), or raise "
     "state.dead_letter_max_bytes",
     "broker_unavailable": "the Kafka brokers or the network are down; shipper retries automatically",

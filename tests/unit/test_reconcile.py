@@ -136,7 +136,7 @@ def test_a_surplus_of_the_report_is_unexplained(rng: Random):
     found = compare(accepted, reports(accepted + Counter({key: 2})))
     (row,) = differing(found)
     assert (row.difference, row.unexplained, row.status) == (2, 2, "unexplained")
-    assert "2 registrations more" in headlines(found)[0]
+    assert "2 more registrations" in headlines(found)[0]
 
 
 def test_a_source_without_records_or_without_a_report_is_a_row(rng: Random):

@@ -57,7 +57,7 @@ def _verdict(result: Reconciliation) -> Iterator[str]:
         yield f"{number(totals.missing)} accepted {records} missing from the report's registrations."
     if totals.surplus:
         registrations = "registration" if totals.surplus == 1 else "registrations"
-        yield f"The report has {number(totals.surplus)} {registrations} more than were accepted."
+        yield f"The report has {number(totals.surplus)} more {registrations} than were accepted."
     if result.zone:
         yield _zone(result, result.zone)
 
