@@ -1,5 +1,5 @@
 """
-A member of a consumer group: one thread owns the consumer and polls it, which also lets the group move partitions.
+A member of a consumer group: one thread owns the consumer and polls it, which also lets the group rebalance.
 
 The thread puts chunks into a bounded queue, from which the pipeline takes them. If the queue stays full, it pauses the
 partitions and continues polling, for hours if necessary: a member that does not poll is removed from its group.
