@@ -224,7 +224,8 @@ class _Control:
         pipeline.retry()
         if not pauses:
             return f"{process} was waiting for its next attempt; it tries again now", 0
-        await client.answer(f"{process} was {_describe_pauses(pauses)}; it tries again now")
+        reasons = ", ".join(pause.reason for pause in pauses)  # the answer has the messages, if they still apply
+        await client.answer(f"{process} was paused ({reasons}); it tries again now")
         with anyio.move_on_after(_PROBE_LIMIT_S):
             await poll_until(lambda: not pipeline.is_probing)
         if not (pauses := pipeline.pauses):

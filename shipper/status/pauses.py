@@ -26,7 +26,7 @@ ADVICE: Final = {
     "forbidden": "ask the service's operator to check the permissions of the token and the subscription key",
     "not_found": "check intake.base_url, and whether a proxy intercepts requests",
     "redirect": "check intake.base_url: redirects are not followed",
-    "html_answer": "check intake.base_url: the answer is a web page, perhaps of a proxy or a portal",
+    "html_answer": "check intake.base_url; a proxy or a portal may have answered instead of the service",
     "tls": "fix the certificate problem: check intake.ca_bundle, host name, expiry, client certificate; "
     "changed files are read automatically",
     "unexpected_answer": "check that the service itself answers at intake.base_url",
