@@ -32,8 +32,8 @@ ADVICE: Final = {
     "unexpected_answer": "check that the service itself answers at intake.base_url",
     "unreadable_answer": "the message says which part of the answer was not understood; check that the service itself "
     "answers at intake.base_url, and ask its operator",
-    "input_unlike_records": "to see what is wrong, run shipper validate FILE or, for messages, shipper dead-letters "
-    "list; correct records.mapping or raise records.mistake_limit, and reload (SIGHUP); or remove the file and restart",
+    "input_unlike_records": "run shipper validate FILE or, for Kafka messages, shipper dead-letters list, to see what "
+    "is wrong; correct records.mapping or raise records.mistake_limit, and reload (SIGHUP); or remove the file and restart",
     "clock": "correct this machine's clock, for example with NTP; shipper checks it automatically",
     "systematic_rejection": "the message quotes the service; correct the mapping or, if the records themselves are "
     "wrong, raise delivery.poison_limit, so that they become dead letters",
