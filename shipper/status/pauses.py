@@ -33,7 +33,8 @@ ADVICE: Final = {
     "unreadable_answer": "the message says which part of the answer was not understood; check that the service itself "
     "answers at intake.base_url, and ask its operator",
     "input_unlike_records": "run shipper validate FILE or, for Kafka messages, shipper dead-letters list, to see what "
-    "is wrong; correct records.mapping or raise records.mistake_limit, and reload (SIGHUP); or remove the file and restart",
+    "is wrong; correct records.mapping or raise records.mistake_limit, and reload (SIGHUP); or remove the file and "
+    "restart",
     "clock": "correct this machine's clock, for example with NTP; shipper checks it automatically",
     "systematic_rejection": "the message quotes the service; correct the mapping or, if the records themselves are "
     "wrong, raise delivery.poison_limit, so that they become dead letters",
@@ -41,7 +42,8 @@ ADVICE: Final = {
     "state.dead_letter_max_bytes",
     "broker_unavailable": "the Kafka brokers or the network are down; shipper retries automatically",
     "broker_forbidden": "grant the named permission, or change what the message names; shipper retries automatically",
-    "input_gap": 'restore the records from a copy; or set input.kafka.on_gap = "continue" and reload (SIGHUP)',
+    "input_gap": 'see the message; to continue after missing records, set input.kafka.on_gap = "continue" and reload '
+    "(SIGHUP), and write them to the topic again, if there is a copy",
     "state_unwritable": "make room on the disk of state.directory, or make it writable again",
 }
 
