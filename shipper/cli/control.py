@@ -91,7 +91,7 @@ def send_request(client: socket.socket, command: str, content: object = None) ->
             received = lines.readline()  # sent at once, before the command is carried out
         except TimeoutError:
             raise StateInUseError(
-                "the running shipper does not react: it is suspended or stuck; see shipper status, continue or restart "
+                "the running shipper does not react: it is suspended or stuck; see shipper status, resume or restart "
                 "it, and run the same command again. Nothing is lost meanwhile"
             ) from None
         client.settimeout(None)

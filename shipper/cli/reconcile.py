@@ -68,8 +68,8 @@ def reconcile(
         str,
         option(
             "PERCENT",
-            "Alarm only if the platform took back a larger share of a marketing source's registrations than this, such "
-            "as -5%.",
+            "Raise the alarm only if the platform took back a larger share of a marketing source's accepted records "
+            "than this, such as -5%.",
         ),
     ] = "0%",
     form: Annotated[Form, format_option("table, csv, json, html or xlsx.")] = "table",
@@ -84,8 +84,14 @@ def reconcile(
     Compare the registrations in an account's report with what the service accepted, and explain the differences.
 
     Fetched reports are stored, as by `shipper report fetch`, so that later restatements are recognised.
-    Exit codes: 0 agree, explained or nothing to compare; 6 the same, but the platform took registrations back;
-    3 differences; 4 not yet judged: run it again later; 1 incomplete: something could not be compared.
+
+    \b
+    Exit code  Verdict
+    0          agree, explained, or nothing to compare
+    1          incomplete: something could not be compared
+    3          differences
+    4          not yet judged: run it again later
+    6          as 0 or 4, but the platform took registrations back
 
     Example: shipper reconcile 1001 2026-10 --timezone Europe/Malta
     """

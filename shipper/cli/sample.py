@@ -26,7 +26,7 @@ def sample(
     """
     Write invented events, one per line.
 
-    Their timestamps are in the days (UTC) before today. On the same day, the same options give the same output.
+    Their timestamps are on the days before today (UTC). On the same day, the same options give the same output.
 
     \b
     easy      3 brands, 5 media, one affiliate; oldest first
@@ -35,7 +35,7 @@ def sample(
               first
     sparse    40 brands, 900,000 media, in no order: almost every
               record has its own row in the ledger
-    dirty     like operator; 10 % with another order of keys, 0.5 % to
+    dirty     like operator; 10 % with keys in another order, 0.5 % to
               normalise, 0.1 % invalid, 0.05 % repeated
 
     Example: shipper sample --count 10000 --seed 7 -o events.ndjson

@@ -59,13 +59,15 @@ class TimeRange(NamedTuple):
     """The options that select a part of the input."""
 
     since: Annotated[
-        str | None, option("TIME", "Only records written, or files changed, since an ISO date or time, UTC.")
+        str | None,
+        option("TIME", "Only files changed, or messages written, since this time (ISO 8601, UTC by default)."),
     ] = None
     until: Annotated[
         str | None,
         option(
             "TIME",
-            "Only records written, or files changed, until an ISO date or time, UTC; a date means the end of that day.",
+            "Only files changed, or messages written, before this time (ISO 8601, UTC by default); a date means its "
+            "end.",
         ),
     ] = None
     again: Annotated[

@@ -86,7 +86,7 @@ def expectation(leaf: Leaf) -> str:
     origins = [get_origin(type_) for type_ in bare]
     if leaf.is_secret:
         return "a secret"
-    choices = [str(choice) for choice in leaf.choices]
+    choices = [str(choice) or '""' for choice in leaf.choices]
     if leaf.is_list:
         if int in bare:
             return "a list of whole numbers, such as [1, 2]"
@@ -101,7 +101,7 @@ def expectation(leaf: Leaf) -> str:
     }
     parts = [kind for type_, kind in kinds.items() if type_ in bare or type_ in origins]
     parts[:1] = [part + _range(leaf.bounds) for part in parts[:1]]
-    return " or ".join([*parts, *([", ".join(choices)] if choices else [])])
+    return ", or ".join([*parts, *([", ".join(choices)] if choices else [])])
 
 
 def _range(bounds: msgspec.Meta) -> str:

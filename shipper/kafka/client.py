@@ -43,7 +43,7 @@ UNKNOWN_TOPIC: Final = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TO
 FENCED: Final = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
 """Another client uses the same transactional id."""
 ASSIGNOR: Final = "cooperative-sticky"
-NO_LEADER: Final = "the partition has no leader: start the broker that has it; it is read once it has one"
+NO_LEADER: Final = "the partition has no leader: start a broker that has a replica; reading then continues"
 PURGED: Final = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 """Errors of messages whose transaction failed for another reason."""
 _TRANSIENT: Final = {
@@ -175,7 +175,7 @@ def flush(producer: Producer, limit_s: float) -> bool:
         cause: BaseException | None = error
         while isinstance(cause, SystemError):
             cause = cause.__cause__
-        lost = KafkaError(KafkaError._FATAL, "the client failed and lost the reason", fatal=True)
+        lost = KafkaError(KafkaError._FATAL, "the client failed, and the reason is unknown", fatal=True)
         raise cause or KafkaException(lost) from None
 
 

@@ -1,5 +1,5 @@
 """
-A member of a consumer group: one thread owns the consumer and polls it, which also lets the group move partitions.
+A member of a consumer group: one thread owns the consumer and polls it, which also lets the group rebalance.
 
 The thread puts chunks into a bounded queue, from which the pipeline takes them. If the queue stays full, it pauses the
 partitions and continues polling, for hours if necessary: a member that does not poll is removed from its group.
@@ -311,7 +311,8 @@ class Member:
         elif error.code() == KafkaError._AUTO_OFFSET_RESET and stream is not None:
             self.assignment.restart(stream, reset=error)
         elif error.code() == KafkaError._MAX_POLL_EXCEEDED:
-            log.warning("poll_interval_exceeded", message="the member did not poll for too long and rejoins the group")
+            message = "the member did not poll the brokers for too long, and rejoins the group"
+            log.warning("poll_interval_exceeded", message=message)
         elif error.fatal() or error.code() == KafkaError._FATAL:
             raise self._fatal(error)
         else:

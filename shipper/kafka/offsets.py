@@ -41,7 +41,7 @@ _PARTITION: Final = re.compile(r"\d{1,9}", re.ASCII)
 _OFFSETS: Final = re.compile(r"(\d{1,18})-(\d{1,18})", re.ASCII)
 _FORMS: Final = f"{SCHEME}TOPIC, {SCHEME}TOPIC/PARTITION or {SCHEME}TOPIC/PARTITION:START-END"
 _DIVERGED_AT: Final = re.compile(r"broker end offset is (-?\d+)")
-_HIDDEN: Final = "the last records are in or behind a producer's open transaction, and can be read once it has ended"
+_HIDDEN: Final = "the last records belong to or follow a producer's open transaction, and can be read once it has ended"
 _CALL_S: Final = 15.0
 
 
@@ -55,7 +55,7 @@ class PartitionOffsets(NamedTuple):
     Attributes:
         topic_id: The id of the topic that has the name now; empty if the partition has no leader to ask for offsets.
         low, high: Its first offset, and the one after its last record outside open transactions.
-        end: The one after its last record, also in or behind an open transaction, which hides it from members.
+        end: The one after its last record, even one in or after an open transaction, hidden from members.
         committed: The offset of the group, or None.
         metadata: What the group has committed with it; `UNKNOWN` if shipper did not commit it.
         passed_over_from: The offset of the group in its ledger, if another program has committed a later one; or None.

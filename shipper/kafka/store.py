@@ -294,7 +294,7 @@ class TransactionStore:
             message = "a dead letter is too large for its topic; only its beginning is stored"
             log.warning("transaction_aborted", error=describe(error), message=message)
         elif error.code() in _REBALANCING:
-            message = "harmless: the group is moving partitions; the records are saved later, or sent by the next owner"
+            message = "harmless: the group is rebalancing; the records are saved later, or sent by the next owner"
             log.info("transaction_aborted", error=describe(error), message=message)
         else:
             log.warning("transaction_aborted", error=describe(error))

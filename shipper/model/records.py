@@ -369,7 +369,7 @@ class Summary(Totals, kw_only=True):
     retries: int
     seconds: float
     # `finished` = read to the end; `drained` = ended before the end of the input; `aborted` = stopped with records
-    # pending; `gave_up` = nothing was accepted for too long.
+    # pending; `gave_up` = delivery could not continue.
     outcome: Outcome
     message: str = ""  # why it ended early, or which dead letters an earlier run left of the same files; may be empty
     engine: str = ""  # the scanner of ordinary records: `native` or `pure`

@@ -224,7 +224,8 @@ class _Control:
         pipeline.retry()
         if not pauses:
             return f"{process} was waiting for its next attempt; it tries again now", 0
-        await client.answer(f"{process} was {_describe_pauses(pauses)}; it tries again now")
+        reasons = ", ".join(pause.reason for pause in pauses)  # the answer has the messages, if they still apply
+        await client.answer(f"{process} was paused ({reasons}); it tries again now")
         with anyio.move_on_after(_PROBE_LIMIT_S):
             await poll_until(lambda: not pipeline.is_probing)
         if not (pauses := pipeline.pauses):
@@ -255,7 +256,7 @@ class _Control:
                 f"process {os.getpid()}, which runs on {self._state.directory}, sends to another address",
                 key="intake.base_url",
             )
-        with self._busy("its input has an end, or it is replaying already"):
+        with self._busy("it is not `shipper run`, or is already sending dead letters"):
             pauses = self._pipeline.pauses
             pause = f"; it is {_describe_pauses(pauses)}" if pauses else ""
             await client.answer(f"process {os.getpid()}, which is running, sends them{pause}")
@@ -274,7 +275,7 @@ class _Control:
         """Erase or count the dead letters of a consumer, between saves."""
         request = _decode(content, EraseRequest)
         spooled = await run_sync(segments_in, self._state.directory / "spool")
-        reason = "its input has an end or is in the spool, or dead letters are being sent or erased"
+        reason = "it is not `shipper run`, still has spooled records, or is already sending or erasing dead letters"
         with self._busy(reason, is_possible=not spooled):
             erasure = Erasure(replace(self._settings, records=request.records), self._state.store, request.consumer_id)
 

@@ -359,20 +359,20 @@ class Hold:
     def _invalid_input(self, stream: Stream, first: Rejection, records: int, is_one_input: bool) -> HoldReason:
         path = shown(stream.path)
         where = f"of {path}" if is_one_input else f"of several inputs, the last of them {path},"
-        refused = several(records, f"record {where} was", f"records in a row {where} were")
         why = stream.explain(first)
         why = MESSAGES[first.rule] if why == first.message else why
+        broken, limit = several(records, "record"), self._settings.records.mistake_limit
         message = (
-            f"{refused} refused by the rule {first.rule} ({why}), with no valid one in between; "
-            f"records.mistake_limit is {self._settings.records.mistake_limit:,}"
+            f"{broken} {where} broke the rule {first.rule} ({why}) without a valid one in between; "
+            f"records.mistake_limit is {limit:,}"
         )
         validate = (
             "producer | shipper validate -" if stream.kind == "spool" else f"shipper validate {shlex.quote(path)}"
         )
         remedy = (
-            f"The rest is untouched. To see what is wrong, run: {validate}. Fix records.mapping, or fix or remove the "
-            "input, and run the same command again; if that many records really are invalid, raise "
-            "records.mistake_limit (0 = no limit)"
+            f"The rest of the input is held back. To see what is wrong, run: {validate}. Correct records.mapping, or "
+            "correct or remove the input, and run the same command again; if that many records really are invalid, "
+            "raise records.mistake_limit (0 = no limit)"
         )
         return HoldReason("input_unlike_records", message, remedy, is_final=True)
 

@@ -280,7 +280,7 @@ class Pipeline:
         except anyio.ClosedResourceError:
             batches_tx = None
         if batches_tx is None:
-            raise StateInUseError("the running shipper is starting or ending; try again")
+            raise StateInUseError("the running shipper is starting or stopping; try again")
         started_at, before = anyio.current_time(), self._observer.update()
         settings = replace(self._settings, records=records)
         self._replay_run = run = ReplayRun(

@@ -321,7 +321,7 @@ class Archive(Content):
         except self._library.error as error:
             self._decompressor = None
             piece = self._salvage()
-            self._break(f"{error}, about raw byte {self._block_raw_offset}", len(piece))
+            self._break(f"{error}, near byte {self._block_raw_offset} of the file", len(piece))
         else:
             if self._decompressor.eof:
                 self._raw_offset -= len(self._decompressor.unused_data)
@@ -339,7 +339,7 @@ class Archive(Content):
             return self._begin_member(data)
         if not any(magic.startswith(data) for magic, kind in _MAGICS.items() if kind == self.compression):
             surplus = os.fstat(self.descriptor).st_size - self._raw_offset
-            self._break(f"{surplus} bytes from raw byte {self._raw_offset} on are not {self.compression} data")
+            self._break(f"{surplus} bytes from byte {self._raw_offset} of the file on are not {self.compression} data")
         return False  # an incomplete magic number may still grow
 
     def _begin_member(self, data: bytes) -> bool:
@@ -349,7 +349,7 @@ class Archive(Content):
             header_bytes = self._library.header_bytes(data)
         if header_bytes is None:
             if len(data) == _READ_BYTES_MAX:
-                self._break(f"the header at raw byte {self._raw_offset} has no end")
+                self._break(f"the header at byte {self._raw_offset} of the file has no end")
             return False
         self._raw_offset += header_bytes
         self._decompressor = self._library.open()
@@ -364,7 +364,7 @@ class Archive(Content):
             hint = f"at most {1 << _WINDOW_LOG >> 20} MiB are used for it; compress it with a smaller window"
         self._broken = (
             f"{self._path}: the {self.compression} archive is broken: {reason}; "
-            f"{self._end + salvaged_bytes} bytes of content before it are readable; {hint}"
+            f"the first {self._end + salvaged_bytes} bytes of its content are readable; {hint}"
         )
         if self._broken_end < 0:
             self._broken_end, self._why_broken = self._end + salvaged_bytes, self._broken

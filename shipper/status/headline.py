@@ -20,7 +20,7 @@ _OUTCOMES: Final = {
     "finished": "The input was read to its end.",
     "drained": "All records that were read are settled; the next start continues from there.",
     "aborted": "It was interrupted; the next start reads unsettled records again.",
-    "gave_up": "The service accepted nothing for too long; the next start continues from there.",
+    "gave_up": "Delivery could not continue; the next start resumes from there.",
 }
 
 State = Literal["good", "busy", "warn", "bad", "paused", "off"]
@@ -70,7 +70,7 @@ def headline_of(snapshot: Snapshot) -> Headline:
         return _stopped(snapshot, live)
     if snapshot.is_silent:
         title = f"Process {live.process_id} has not reported for {span(snapshot.at - live.at)}"
-        detail = ": it hangs, or cannot write into its state directory"
+        detail = ": it hangs, or cannot write to its state directory"
         sub = "Run shipper retry, which asks the process why delivery pauses; its log says the same."
         return Headline(state="bad", title=title, detail=detail, sub=sub)
     is_draining = live.phase == "draining"
@@ -111,7 +111,7 @@ def describe_delivered(snapshot: Snapshot) -> str:
     names += ["standard input"] if state.spool.lag_bytes else []
     verb = "is" if len(state.behind) + (state.spool.lag_bytes > 0) == 1 else "are"
     others = _exceptions(snapshot, "; also not delivered: ")
-    return f"{' and '.join(names)} {verb} delivered only up to an unknown time{others}"
+    return f"{' and '.join(names)} {verb} behind, since an unknown time{others}"
 
 
 def describe_outcome(live: Live) -> str:
@@ -228,7 +228,7 @@ def _troubled(snapshot: Snapshot, live: Live) -> Headline:
 def _member(snapshot: Snapshot, live: Live, group: GroupState, *, is_done: bool) -> Headline:
     """Return the headline of a group member, which knows the ends of its partitions only as of a query."""
     if not group.partitions:
-        sub = "The group is moving partitions, or other members have all of them."
+        sub = "The group is rebalancing, or other members own all partitions."
         return Headline(state="busy", title="No partition is assigned to this member", sub=sub)
     until = group.delivered_until if is_done and _is_current(live) else None
     return _delivered(snapshot, until) or _delivering(snapshot, live)
@@ -286,8 +286,8 @@ def _waiting(live: Live) -> str:
     oldest = live.oldest_unsettled_seconds
     since = f", the oldest for {span(oldest)}" if live.pending and oldest is not None else ""
     if live.group is None:
-        return f"{several(live.pending, 'record')} and {size(live.lag_bytes)} wait{since}."
-    return f"{several(max(live.pending, live.group.lag_records), 'record')} wait{since}."
+        return f"Waiting: {several(live.pending, 'record')} and {size(live.lag_bytes)}{since}."
+    return f"Waiting: {several(max(live.pending, live.group.lag_records), 'record')}{since}."
 
 
 def _capitalized(text: str) -> str:

@@ -26,22 +26,24 @@ ADVICE: Final = {
     "forbidden": "ask the service's operator to check the permissions of the token and the subscription key",
     "not_found": "check intake.base_url, and whether a proxy intercepts requests",
     "redirect": "check intake.base_url: redirects are not followed",
-    "html_answer": "check intake.base_url: the answer is a web page, perhaps of a proxy or a portal",
+    "html_answer": "check intake.base_url; a proxy or a portal may have answered instead of the service",
     "tls": "fix the certificate problem: check intake.ca_bundle, host name, expiry, client certificate; "
     "changed files are read automatically",
-    "unexpected_answer": "check whether it is the service that answers at intake.base_url",
-    "unreadable_answer": "the message says which part of the answer was not understood; ask the service's operator, "
-    "and check that it is the service that answers at intake.base_url",
-    "input_unlike_records": "see what is wrong with shipper validate FILE or, for messages, shipper dead-letters list; "
-    "correct records.mapping or raise records.mistake_limit, and reload (SIGHUP); or remove the file and restart",
+    "unexpected_answer": "check that the service itself answers at intake.base_url",
+    "unreadable_answer": "the message says which part of the answer was not understood; check that the service itself "
+    "answers at intake.base_url, and ask its operator",
+    "input_unlike_records": "run shipper validate FILE or, for Kafka messages, shipper dead-letters list, to see what "
+    "is wrong; correct records.mapping or raise records.mistake_limit, and reload (SIGHUP); or remove the file and "
+    "restart",
     "clock": "correct this machine's clock, for example with NTP; shipper checks it automatically",
-    "systematic_rejection": "the message quotes the service; correct the mapping, or raise delivery.poison_limit if it "
-    "is right, and the refused records become dead letters",
+    "systematic_rejection": "the message quotes the service; correct the mapping or, if the records themselves are "
+    "wrong, raise delivery.poison_limit, so that they become dead letters",
     "dead_letters_full": "purge or replay dead letters (shipper dead-letters list), or raise "
     "state.dead_letter_max_bytes",
     "broker_unavailable": "the Kafka brokers or the network are down; shipper retries automatically",
     "broker_forbidden": "grant the named permission, or change what the message names; shipper retries automatically",
-    "input_gap": 'restore the records from a copy; or set input.kafka.on_gap = "continue" and reload (SIGHUP)',
+    "input_gap": 'see the message; to continue after missing records, set input.kafka.on_gap = "continue" and reload '
+    "(SIGHUP), and write them to the topic again, if there is a copy",
     "state_unwritable": "make room on the disk of state.directory, or make it writable again",
 }
 

@@ -50,10 +50,10 @@ def test_a_file_with_wrong_column_names_causes_no_more_dead_letters_than_the_lim
     rows.writerows(json.loads(line).values() for line in sample.lines[:20_000])
     file = shipper.write("export.csv", out.getvalue().encode())
     result = shipper.backfill(file)
-    assert_held_back(result, str(file), "1,000 records in a row", f"shipper validate {file}")
+    assert_held_back(result, str(file), "1,000 records of", f"shipper validate {file}")
     assert len(shipper.read_state().dead_letters) == LIMIT
     for _ in range(2):  # as a service manager does
-        assert_held_back(shipper.backfill(file), "1,000 records in a row")
+        assert_held_back(shipper.backfill(file), "1,000 records of")
     assert len(shipper.read_state().dead_letters) == LIMIT
     assert service.stored == 0
 
@@ -72,7 +72,7 @@ def test_the_rest_is_delivered_after_a_corrected_mapping_and_dead_letters_by_a_r
 def test_good_records_before_the_bad_ones_are_delivered_once(shipper: Shipper, service: Service, sample: Sample):
     file = shipper.write("mixed.ndjson", *sample.lines[:2_500], *FOREIGN)
     result = shipper.backfill(file)
-    assert_held_back(result, "1,000 records in a row", "json")
+    assert_held_back(result, "1,000 records of", "json")
     assert result.counts() == (2_500 + LIMIT, 2_500, LIMIT, 0, 0)
     assert service.times_received() == dict.fromkeys(sample.ids[:2_500], 1)
 
@@ -142,7 +142,7 @@ def test_run_pauses_with_a_reason_and_resumes_after_a_corrected_mapping_is_reloa
     assert "SIGHUP" in pause["advice"]
     # `status` reads the snapshot on the disk, which is written shortly afterwards.
     running.wait_until(
-        lambda: "1,000 records in a row" in shipper.run("status", check=False).stdout, "status reports the pause"
+        lambda: "1,000 records of" in shipper.run("status", check=False).stdout, "status reports the pause"
     )
 
     running.process.send_signal(signal.SIGHUP)  # without a correction

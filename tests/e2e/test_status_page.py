@@ -170,7 +170,7 @@ def test_key_figures_have_units_and_thousands_separators(show: Show):
         "Pending": "8,000 | read but not settled",
         "Dead letters": "0 | 0 by this process; 0 B kept",
         "Duplicates": "5,678 | accepted before, not sent again",
-        "Lag": "96.5 MB | oldest record waits for 12 s",
+        "Lag": "96.5 MB | oldest record waiting for 12 s",
         "Time to go": "about 4 min | at 402 kB/s",
         "In flight": "3 of 16 | requests, of the current limit",
         "Latency": "12.4 ms p50 | p95 47.1 ms",
@@ -492,7 +492,7 @@ def test_a_process_whose_figures_stand_still_is_shown_as_unresponsive(browser: B
     page.ask_again()
     page.run("latest.changedAt -= 60")
     page.ask_again()
-    assert (page.state, page.text("h1")) == ("warn", f"No sign of life since {page.run('clock(latest.changedAt)')}")
+    assert (page.state, page.text("h1")) == ("warn", f"No new figures since {page.run('clock(latest.changedAt)')}")
 
 
 def test_the_page_does_not_poll_while_hidden(visit: Callable[[str], Page]):

@@ -57,7 +57,7 @@ def check_archive(data: bytes) -> object:
         content.close()
     if message:
         assert str(_PATH) in message
-        assert f"{len(read)} bytes of content before it are readable" in message
+        assert f"the first {len(read)} bytes of its content are readable" in message
     first = _first_member(data, content.compression)
     assert read[: len(first)] == first[: len(read)], "the data read differs from the content"
     # When asked for a single byte, bzip2 returns one more byte before it detects corrupt input.

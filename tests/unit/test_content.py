@@ -336,7 +336,7 @@ def test_other_bytes_after_a_member_are_an_error(kind: str, path: Path):
             found, error, _ = outcome(path)
             assert found == b"one\n"
             assert f"{path}: the {kind} archive" in error
-            assert f"{len(surplus)} bytes from raw byte {len(raw + padding)} on" in error
+            assert f"{len(surplus)} bytes from byte {len(raw + padding)} of the file on" in error
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -357,7 +357,7 @@ def test_a_broken_archive_yields_everything_before_the_fault(kind: str, path: Pa
         assert kind != "bzip2" or len(found) - right < 150_000
         assert str(path) in str(caught.value)
         assert kind in str(caught.value)
-        assert f"{len(found)} bytes of content before it are readable" in str(caught.value)
+        assert f"the first {len(found)} bytes of its content are readable" in str(caught.value)
         # The rest stays readable, also from the beginning, and the error stays.
         assert content.pread(1024, 0) == expected[:1024]
         assert content.pread(64, len(found) - 64) == found[-64:]

@@ -40,14 +40,18 @@ def test_every_command_and_option_is_documented():
 
 def roff(text: str) -> str:
     """Escape a text on one line, as it would be typed; `words` are bold."""
-    escaped = text.replace("\\", r"\e").replace("-", r"\-").replace("'", r"\(aq").replace("~", r"\(ti")
-    bold = re.sub(r"`([^`]+)`", r"\\fB\1\\fR", " ".join(escaped.split()))
+    return escaped_line(" ".join(text.split()))
+
+
+def escaped_line(line: str) -> str:
+    escaped = line.replace("\\", r"\e").replace("-", r"\-").replace("'", r"\(aq").replace("~", r"\(ti")
+    bold = re.sub(r"`([^`]+)`", r"\\fB\1\\fR", escaped)
     return rf"\&{bold}" if bold.startswith(".") else bold
 
 
 def block(lines: Iterable[str]) -> Iterator[str]:
     yield from (".PP", ".RS 4", ".EX")
-    yield from (line[: len(line) - len(line.lstrip())] + roff(line) for line in lines)
+    yield from map(escaped_line, lines)  # columns stay aligned
     yield from (".EE", ".RE")
 
 

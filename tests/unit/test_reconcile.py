@@ -136,7 +136,7 @@ def test_a_surplus_of_the_report_is_unexplained(rng: Random):
     found = compare(accepted, reports(accepted + Counter({key: 2})))
     (row,) = differing(found)
     assert (row.difference, row.unexplained, row.status) == (2, 2, "unexplained")
-    assert "2 registrations more" in headlines(found)[0]
+    assert "2 more registrations" in headlines(found)[0]
 
 
 def test_a_source_without_records_or_without_a_report_is_a_row(rng: Random):
@@ -402,7 +402,7 @@ def test_a_clock_with_a_change_to_winter_time_is_named(rng: Random, name: str):
     periods = [Period(DateRange(day, day), report(brand(registered(50121, by_clock[f"{day}"])))) for day in days]
     found = compare(accepted, periods)
     assert (found.zone and [clock.option for clock in found.zone.zones], found.verdict) == ([name], "explained")
-    assert f"with days of {name} (--timezone {name}), all differences disappear" in headlines(found)[0]
+    assert f"with days in {name} (--timezone {name}), all differences disappear" in headlines(found)[0]
     assert not differing(compare(accepted, periods, days=days_of_zone(name)))
 
 

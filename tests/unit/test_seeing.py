@@ -164,7 +164,7 @@ def test_systemd_is_notified_of_readiness_liveness_reload_and_stop(manager: tupl
     notifier.end_reload()
     assert "READY=1" in told()
     clock.now += 10
-    waiting = "0 records and 5 kB wait. Delivery resumes automatically once the cause is gone"
+    waiting = "Waiting: 0 records and 5 kB. Delivery resumes automatically once the cause is gone"
     counts = "0 accepted, 0 dead-lettered, 5 kB behind"
     pauses = [Pause("forbidden", "no", "ask", 1.0)]
     assert told(pauses=pauses, lag_bytes=5000) == ["WATCHDOG=1", f"STATUS=Paused: forbidden. {waiting}. {counts}."]

@@ -204,7 +204,7 @@ def test_the_headline_names_the_state_with_its_figures(live: Live, kept: int, st
             {"unreadable": [NO_ENTRY], "unreadable_count": 3, "unmatched": [NO_MATCH], "lag_bytes": 500},
             *("/data/app.ndjson cannot be read", ": permission denied"),
             "It belongs to user 0. 2 more files cannot be read. No file matches /data/*.ndjson. "
-            "0 records and 500 B wait.",
+            "Waiting: 0 records and 500 B.",
         ),
         (
             {"unreadable": [NO_ENTRY], "accepted": 0, "dead_lettered": 9},
@@ -286,4 +286,4 @@ def test_a_member_is_up_to_date_only_as_of_the_last_known_ends(live: Live, state
 def test_a_paused_member_counts_the_records_that_it_has_not_read():
     pauses = [Pause("input_unlike_records", "", "", NOW)]
     shown = headline_of(member(replace(LIVE, pauses=pauses), (40, None), (2, None)))
-    assert shown.sub == "42 records wait. Records are held back until this is corrected."
+    assert shown.sub == "Waiting: 42 records. Records are held back until this is corrected."

@@ -54,7 +54,7 @@ def show_list(
     options: SettingsOptions,
 ) -> None:
     """
-    List dead letters, newest first, and count all matches by reason. Works while a shipper runs.
+    List dead letters, newest first, and count all matches by reason. Can be used while shipper is running.
 
     Example: shipper dead-letters list --reason ip --since 2026-11-01
     """
@@ -114,8 +114,8 @@ def export(
     options: SettingsOptions,
 ) -> None:
     """
-    Write the records as they were read, one per line, oldest first; CSV rows with their header. Works while a shipper
-    runs.
+    Write the records as they were read, one per line, oldest first; CSV rows with their header. Can be used while
+    shipper is running.
 
     Example: shipper dead-letters export --reason ip -o ip.ndjson
     """

@@ -42,7 +42,8 @@ def purge(
     options: SettingsOptions,
 ) -> None:
     """
-    Permanently delete dead letters. They remain counted. Works while a shipper runs (--consumer-id: only `run`).
+    Permanently delete dead letters. They remain counted. This works while shipper is running (--consumer-id: only with
+    `shipper run`).
 
     --consumer-id erases the records with this ConsumerID. A record that cannot be parsed but contains the number is
     listed and kept, and the exit code is 4. The ledger has no ConsumerIDs; to erase an AffiliateID that is a name or

@@ -28,7 +28,9 @@ class Filters(NamedTuple):
     """The options that select dead letters; without any, all are selected."""
 
     reason: Annotated[str | None, option("RULE", "Only those refused by this rule.")] = None
-    since: Annotated[str | None, option("TIME", "Only those refused since an ISO date or date-time, UTC.")] = None
+    since: Annotated[str | None, option("TIME", "Only those refused since this time (ISO 8601, UTC by default).")] = (
+        None
+    )
     path: Annotated[str | None, option("GLOB", "Only those from matching inputs.")] = None
     delivery: Annotated[
         DeliveryClass | None,

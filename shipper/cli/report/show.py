@@ -37,7 +37,7 @@ _DELIMITER_NAMES: Final = {"tab": "\t", r"\t": "\t"}
 def show(
     selection: PartsOptions,
     form: Annotated[
-        Form, format_option("table, ndjson, csv, parquet, xlsx or html, or json: the exact document.")
+        Form, format_option("table, csv, ndjson, parquet, xlsx, html, or json: the service's document, unchanged.")
     ] = "table",
     output: OutputOption = "",
     allow_partial: AllowPartialOption = False,

@@ -63,7 +63,7 @@ def fetch(
     """
     Fetch reports, store every version in the state directory, and show which are new, unchanged or restated.
 
-    Works while a shipper runs.
+    Can be used while shipper is running.
 
     Example: shipper report fetch 1001 2026-10-01 2026-12-31
     """
@@ -185,7 +185,7 @@ def diff(
     options: SettingsOptions,
 ) -> None:
     """
-    Show restated fields, old and new, in the stored reports of the periods within START and END.
+    Show restated fields with their old and new values, from the stored reports of the periods within START and END.
 
     Example: shipper report diff 1001 2026-10-01 2026-10-31
     """

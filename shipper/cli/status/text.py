@@ -267,9 +267,10 @@ def _unmatched_lines(snapshot: Snapshot) -> list[str]:
         return []
     names = [f"  {printable(name)}" for name in snapshot.beside[:LISTED]]
     count = several(len(snapshot.beside), "file")
-    verbs = ("matches", "is") if len(snapshot.beside) == 1 else ("match", "are")
+    verbs = ("matches", "is", "it") if len(snapshot.beside) == 1 else ("match", "are", "them")
     return [
-        f"{count} next to inputs {verbs[0]} no pattern and {verbs[1]} not read; add to input.include or input.exclude",
+        f"{count} next to inputs {verbs[0]} no pattern and {verbs[1]} not read; add {verbs[2]} to input.include or "
+        "input.exclude",
         *names,
     ]
 
@@ -287,7 +288,7 @@ def group_lines(snapshot: GroupStatus, options: str = "") -> list[str]:
         lines.append(f"yes: everything written up to {iso(snapshot.until)} is delivered{letters}")
     elif snapshot.until is not None:
         is_future = snapshot.until > snapshot.at
-        late = f"; open: {', '.join(snapshot.late)}" if snapshot.late and not is_future else ""
+        late = f"; not confirmed for {', '.join(snapshot.late)}" if snapshot.late and not is_future else ""
         lines.append(f"no: cannot confirm that everything written up to {iso(snapshot.until)} is settled{late}")
         lines += _future_lines(snapshot.until, snapshot.at)
         if snapshot.late and snapshot.members and not is_future:

@@ -36,7 +36,7 @@ def explain(row: Row, *, zone: Days | None = None, gained: int = 0) -> Row:
         explanations.append(Explanation(cause, amount, text))
 
     if zone is not None and gained:
-        add("time_zone", Decimal(gained), f"day boundary: {gained:+,} by the days of {zone.name}")
+        add("time_zone", Decimal(gained), f"day boundary: {gained:+,} with days in {zone.name}")
     # A source that is not in the report at all is missing, even if earlier versions had it.
     others = list(dict.fromkeys(total for total in row.reported_before if total != row.reported))
     if others and row.result is not None:

@@ -176,7 +176,7 @@ def print_table(result: Reconciliation, notes: Sequence[str], console: Console) 
     """Print verdict, differences and totals; as paragraphs if the terminal is too narrow for a table."""
     account = f"Account {result.account}"
     console.print(Text(account if result.name == account else f"{account}  {result.name}", style="bold"))
-    console.print(Text(f"Registrations of {result.span}, by days of {result.days.name}\n"))
+    console.print(Text(f"Registrations of {result.span}, with days in {result.days.name}\n"))
     is_ok = result.verdict in {"agree", "nothing to compare", "explained"} and not result.is_alarmed
     for headline in headlines(result):
         console.print(Text(headline, style="bold" if is_ok else "bold red"))

@@ -57,7 +57,7 @@ def _verdict(result: Reconciliation) -> Iterator[str]:
         yield f"{number(totals.missing)} accepted {records} missing from the report's registrations."
     if totals.surplus:
         registrations = "registration" if totals.surplus == 1 else "registrations"
-        yield f"The report has {number(totals.surplus)} {registrations} more than were accepted."
+        yield f"The report has {number(totals.surplus)} more {registrations} than were accepted."
     if result.zone:
         yield _zone(result, result.zone)
 
@@ -72,12 +72,12 @@ def _nothing(result: Reconciliation) -> str:
 
 def _zone(result: Reconciliation, fit: ZoneFit) -> str:
     first, *others = (f"{zone.name} (--timezone {zone.option})" for zone in fit.zones)
-    also = f", and also with days of {', '.join(others)}" if others else ""
+    also = f", and also with days in {', '.join(others)}" if others else ""
     is_shown = fit.chance * _CASES_SHOWN >= 1
     odds = f"1 of {int(1 / fit.chance):,}" if is_shown else f"less than 1 of {_CASES_SHOWN:,}"
     return (
-        f"The report does not use days of {result.days.name}: with days of {first}, all differences disappear{also}. "
-        f"{several(fit.moved, 'record counts', 'records count')} for another day then; a zone would match by "
+        f"The report does not use days in {result.days.name}: with days in {first}, all differences disappear{also}. "
+        f"{several(fit.moved, 'record then counts', 'records then count')} for another day; a zone would match by "
         f"coincidence in {odds} cases."
     )
 

@@ -80,7 +80,7 @@ def test_records_behind_an_open_transaction_are_not_delivered(
     answer = shipper.run("status", "--until", until, check=False)
     assert (answer.returncode, service.stored) == (4, 0), answer
     assert ", 8 records behind\n" in answer.stdout
-    assert f"{group.topic}/0: the last records are in or behind a producer's open transaction" in answer.stdout
+    assert f"{group.topic}/0: the last records belong to or follow a producer's open transaction" in answer.stdout
     producer.abort_transaction(30)
     group.finish(running)
     service.assert_holds_exactly(sample.ids[1:7])

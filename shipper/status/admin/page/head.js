@@ -35,9 +35,9 @@ function errorAnswer(message) {
   return { state: "warn", title: "The process answers, but has no figures", sub: `Its answer: ${message}` };
 }
 
-function noSignOfLife(since) {
+function noNewFigures(since) {
   const sub = "The process answers, but its figures do not change: its event loop or the machine is blocked.";
-  return { state: "warn", title: "No sign of life", detail: ` since ${clock(since, Date.now() / 1000)}`, sub };
+  return { state: "warn", title: "No new figures", detail: ` since ${clock(since, Date.now() / 1000)}`, sub };
 }
 
 /** Show which shipper this is, as a machine may run several. */

@@ -51,7 +51,7 @@ function show(isAnswered, problem) {
   document.documentElement.classList.toggle("stale", !isAnswered || isBlocked);
   if (problem instanceof AnswerError) showHeadline(errorAnswer(problem.message), live);
   else if (!isAnswered) showHeadline(noAnswer(latest.headline, live, latest.answeredAt), live);
-  else showHeadline(isBlocked ? noSignOfLife(latest.changedAt) : latest.headline, live);
+  else showHeadline(isBlocked ? noNewFigures(latest.changedAt) : latest.headline, live);
   if (isAnswered) sections(live, state, report, summary, served.is_open_line === true, now);
   document.documentElement.dataset.shown = String(Number(document.documentElement.dataset.shown ?? 0) + 1);
 }

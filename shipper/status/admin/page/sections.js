@@ -12,12 +12,12 @@ function tiles(live, state, summary, isOpenLine) {
   const spooled = `of standard input, ${bytes(spoolLeft)} to go`;
   const refusals = live.group ? live.dead_lettered : kept;
   const refused = live.group ? "by this process" : `${count(live.dead_lettered)} by this process; ${bytes(state.dead_letter_bytes ?? 0)} kept`;
-  const scope = live.group ? "those of the group are in a topic" : "dead letters are all that are stored";
+  const scope = live.group ? "the group's dead letters are in a topic" : "dead letters: all that are stored";
   fill("counted", `Counts are for this process since its start; ${scope}.`);
   const lag = live.group ? groupLag(live) : live.lag_bytes;
   const unsettled = list(live.unreadable).length ? "of files that cannot be read" : "not settled yet";
   const nothing = isOpenLine ? "an incomplete line" : lag ? unsettled : "no records waiting";
-  const wait = isNumber(oldest) ? `oldest record waits for ${duration(oldest)}` : nothing;
+  const wait = isNumber(oldest) ? `oldest record waiting for ${duration(oldest)}` : nothing;
   fill(
     "tiles",
     tile("Accepted", count(live.accepted), rate(live.accepted_per_second)),
