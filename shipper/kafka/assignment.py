@@ -336,6 +336,7 @@ class Assignment:
             until=None if self._ranges is None else self._range(offsets).stop,
             session=Session(),
             stopped=start.gap if start.is_stopped else "",
+            is_leaderless=start.is_leaderless,
             max_record_bytes=self._max_record_bytes,
             skips_tombstones=self.settings.tombstones == "skip",
         )

@@ -184,6 +184,7 @@ class Start(NamedTuple):
         gap: A description of the records missing before it; empty if none are.
         missing: Number of missing records; 0 = unknown or none.
         is_stopped: Do not read the partition.
+        is_leaderless: It has no leader.
         epoch: The leader epoch of the record before `offset`, for the brokers to check; -1 = nothing to check.
     """
 
@@ -191,6 +192,7 @@ class Start(NamedTuple):
     gap: str = ""
     missing: int = 0
     is_stopped: bool = False
+    is_leaderless: bool = False
     epoch: int = -1
 
 
@@ -198,7 +200,7 @@ def start_of(offsets: PartitionOffsets, settings: KafkaSettings) -> Start:
     """Decide where reading begins; unread records are never skipped silently."""
     where, committed = f"{offsets.topic}/{offsets.partition}", offsets.committed
     if not offsets.topic_id:
-        return Start(offsets.low, f"{where}: {NO_LEADER}", is_stopped=True)
+        return Start(offsets.low, f"{where}: {NO_LEADER}", is_stopped=True, is_leaderless=True)
     if committed is None:
         # `start` applies only to the first start of a group; partitions added later, and those of a recreated topic,
         # begin at their beginning.
