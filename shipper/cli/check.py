@@ -269,7 +269,7 @@ def _check_group(settings: Settings, kafka: KafkaSettings, checks: CheckSelectio
     created = topics.create() if checks.create_topics else iter(())
     for topic in chain(created, topics.findings(), topics.rights()):
         yield Item("fail" if topic.problem else "ok", f"kafka:{topic.name}", topic.problem or topic.detail)
-        if topic.is_unreachable:
+        if topic.is_unreachable or topics.is_refused:
             return
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from hashlib import sha256
-from typing import Any, Final, NamedTuple, final
+from typing import Final, NamedTuple, final
 
 import structlog
 from confluent_kafka import Consumer, ConsumerGroupState, IsolationLevel, TopicCollection, TopicPartition
@@ -19,9 +19,10 @@ from msgspec.structs import replace
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import (
     NO_LEADER,
-    ConnectionErrors,
+    admin_client,
     client_properties,
     consumer_properties,
+    describe_group,
     error_of,
     offsets_at,
     retry_transient,
@@ -297,7 +298,7 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
     right = f"DESCRIBE on the group {settings.group_id} and the topics {', '.join(settings.topics)}"
     with _admin(settings, f"group {settings.group_id}", right) as admin:
         # First, as without a right on the group the offsets are refused only after the time limit.
-        group = _describe_group(admin, settings.group_id)
+        group = describe_group(admin, settings.group_id, _CALL_S)
         offsets = read_offsets(admin, settings, settings.topics, _CALL_S, is_stable=False)
         firsts: dict[Partition, int] = {}
         if until is not None:
@@ -330,20 +331,11 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
     )
 
 
-@retry_transient
-def _describe_group(admin: AdminClient, group_id: str) -> Any:
-    (future,) = admin.describe_consumer_groups([group_id], request_timeout=_CALL_S).values()
-    return future.result(_CALL_S)
-
-
 @contextmanager
 def _admin(settings: KafkaSettings, subject: str, right: str = "") -> Iterator[AdminClient]:
     """Yield a client to examine a subject; errors as for `translate_errors`."""
-    errors = ConnectionErrors()
-    with translate_errors(settings, f"{subject} cannot be examined", right):
-        admin = AdminClient(client_properties(settings, on_error=errors))
-        with errors.explaining(settings, admin.poll):
-            yield admin
+    with translate_errors(settings, f"{subject} cannot be examined", right), admin_client(settings, _CALL_S) as admin:
+        yield admin
 
 
 def _offsets_since(time_s: float, admin: AdminClient, partitions: Iterable[Partition]) -> dict[Partition, int]:
