@@ -142,6 +142,7 @@ class KafkaStream(Stream, kw_only=True):
 
     kind: StreamKind = "kafka"
     read_offset: int = START_OFFSET
+    is_taken_over: bool = True
     topic: str
     partition: int
     topic_id: str
