@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper, wait_until
 from tests.e2e.kafka.broker import Broker, sums
 from tests.e2e.kafka.conftest import Group
-from tests.e2e.kafka.test_member import partitions, values
+from tests.e2e.kafka.test_member import partitions, utc, values
 from tests.e2e.operated import Admin
 
 DONE = "Everything written to this member's partitions is delivered"
@@ -24,10 +23,6 @@ DONE = "Everything written to this member's partitions is delivered"
 def headline(running: Running) -> tuple[str, str]:
     shown = Admin(running).status()["headline"]
     return shown["title"], shown["detail"]
-
-
-def utc(time_s: float) -> str:
-    return f"{datetime.fromtimestamp(time_s, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def query_ends(running: Running, settled: int, after: float) -> int:
