@@ -249,6 +249,20 @@ def diverged_at(text: str) -> int | None:
     return None if match is None else int(match[1])
 
 
+def topics_problem(offsets: PartitionOffsets, settings: KafkaSettings) -> str:
+    """Return a message if the member that committed last writes to other topics than these settings name."""
+    known = offsets.metadata
+    topics = ("dead_letter_topic", known.letters, settings.letters), ("ledger_topic", known.ledger, settings.ledger)
+    others = [f"{key} is {theirs} there and {ours} here" for key, theirs, ours in topics if theirs not in {"", ours}]
+    if not others:
+        return ""
+    return (
+        f"{offsets.topic}/{offsets.partition}: the last commit is of a member with other settings, input.kafka."
+        f"{' and '.join(others)}; commands find only what is in the topics of their own settings, so all members need "
+        "the same ones"
+    )
+
+
 # The state of a group -------------------------------------------------------------------------------------------------
 
 
@@ -366,7 +380,7 @@ def _partition_state(offsets: PartitionOffsets, settings: KafkaSettings, at: flo
     # Without an offset, it is open where reading begins, so what is there may be unsettled.
     is_begun = committed is not None or offsets.low >= offsets.end
     is_at_end = is_begun and position >= offsets.end and not start.gap
-    where = f"{offsets.topic}/{offsets.partition}"
+    hidden = f"{offsets.topic}/{offsets.partition}: {_HIDDEN}" if offsets.high <= position < offsets.end else ""
     return PartitionState(
         topic=offsets.topic,
         partition=offsets.partition,
@@ -375,7 +389,7 @@ def _partition_state(offsets: PartitionOffsets, settings: KafkaSettings, at: flo
         lag_records=max(0, offsets.end - position),
         delivered_until=at if is_at_end else None if start.gap else offsets.metadata.settled_until,
         state="stopped" if start.is_stopped else "reading",
-        message=start.gap or (f"{where}: {_HIDDEN}" if offsets.high <= position < offsets.end else ""),
+        message=start.gap or hidden or topics_problem(offsets, settings),
     )
 
 

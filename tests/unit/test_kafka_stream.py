@@ -311,6 +311,22 @@ def test_a_position_before_transaction_markers_is_not_a_backlog():
     assert (state.offset, state.lag_records, state.delivered_until) == (20, 0, 9.0)
 
 
+@each(
+    ("topics", "words"),
+    [
+        (("", ""), ""),
+        (("g.dead-letters", "g.ledger"), ""),
+        (("g.dead-letters", "x"), "input.kafka.ledger_topic is x there and g.ledger here; "),
+        (("y", "x"), "input.kafka.dead_letter_topic is y there and g.dead-letters here and ledger_topic is x there"),
+    ],
+)
+def test_a_commit_of_a_member_with_other_topics_is_reported(topics: tuple[str, str], words: str):
+    known = Metadata("id", letters=topics[0], ledger=topics[1])
+    message = _partition_state(offsets(15, read_metadata(known.text())), SETTINGS, 9.0).message
+    assert words in message
+    assert bool(message) == bool(words)
+
+
 @each("start", ["beginning", "end"])
 def test_nothing_is_delivered_before_a_member_has_saved_where_it_begins(start: str):
     settings = msgspec.structs.replace(SETTINGS, start=start)

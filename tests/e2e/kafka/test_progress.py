@@ -127,6 +127,23 @@ def test_status_names_the_member_of_each_partition(group: Group, shipper: Shippe
     assert {first.stop().returncode, second.stop().returncode} == {0}
 
 
+def test_a_member_with_another_ledger_is_reported_by_status_and_by_its_successor(
+    group: Group, broker: Broker, service: Service, shipper: Shipper, sample: Sample
+):
+    other = f"{group.ledger}.other"
+    broker.create(other, 2, cleanup_policy="compact")
+    broker.produce(group.topic, values(sample, 0, 10), partition=0)
+    group.finish(group.member({"input.kafka.ledger_topic": other}))
+    words = f"input.kafka.ledger_topic is {other} there and {group.ledger} here"
+    assert words in shipper.run("status", check=False).stdout
+    successor = group.member()
+    broker.produce(group.topic, values(sample, 10, 20), partition=0)
+    group.finish(successor)
+    assert words in successor.stderr
+    lines = shipper.run("status", check=False).stdout.splitlines()
+    assert [line.split(":")[0] for line in lines if words in line] == [f"{group.topic}/1"], "it has no record"
+
+
 def test_members_of_another_program_are_named(group: Group, broker: Broker, service: Service, sample: Sample):
     foreign = Consumer({"bootstrap.servers": broker.address, "group.id": group.name, "auto.offset.reset": "earliest"})
     foreign.subscribe([group.topic])
