@@ -40,7 +40,7 @@ from shipper.config.settings import (
 from shipper.model.errors import ConfigError, StateError
 from shipper.model.version import __version__
 from shipper.system.native import ENGINE
-from shipper.system.permissions import access_problem, describe_ownership
+from shipper.system.permissions import access_problem, describe_ownership, link_problem
 
 if TYPE_CHECKING:
     from shipper.check.service import Probe
@@ -171,11 +171,11 @@ def _check_configuration(entries: Mapping[str, Entry]) -> Iterator[Item]:
 
 def _check_state(settings: Settings) -> Iterator[Item]:
     from shipper.pipeline.opening import service_change
-    from shipper.state.directory import lock_holder
+    from shipper.state.directory import lock_holder, lock_problem
 
     directory = settings.state.directory
     result, message = _check_directory(directory)
-    if result != "fail" and (problem := _store_problem(directory)):
+    if result != "fail" and (problem := _store_problem(directory) or lock_problem(directory)):
         result, message = "fail", problem
     yield Item(result, "state.directory", message)
     holder = lock_holder(directory)
@@ -195,6 +195,8 @@ def _check_state(settings: Settings) -> Iterator[Item]:
 
 def _check_directory(directory: Path) -> tuple[Result, str]:
     """Check whether a state directory can be used, without creating or changing anything."""
+    if problem := link_problem(directory):
+        return "fail", f"{problem}; create its target, or choose another directory"
     if not os.path.lexists(directory):
         parent = next(folder for folder in directory.parents if os.path.lexists(folder))
         if os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK):
@@ -267,7 +269,7 @@ def _check_group(settings: Settings, kafka: KafkaSettings, checks: CheckSelectio
     created = topics.create() if checks.create_topics else iter(())
     for topic in chain(created, topics.findings(), topics.rights()):
         yield Item("fail" if topic.problem else "ok", f"kafka:{topic.name}", topic.problem or topic.detail)
-        if topic.is_unreachable:
+        if topic.is_unreachable or topics.is_refused:
             return
 
 

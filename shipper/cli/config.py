@@ -63,7 +63,7 @@ def show(config: ConfigOption = None, overrides: SetOption = None, output: Outpu
     """
     Print the settings in effect as TOML, with the source of every key that was set.
 
-    Secrets are not resolved: references are shown as such, literals as ***.
+    Secrets are not resolved: references are shown as such; literals, and names that could be a secret, as ***.
 
     Example: shipper config show --set batch.max_events=500
     """
@@ -125,10 +125,7 @@ def toml_value(value: Any) -> str:
         case LiteralSecret():
             return f'"{MASK}"'
         case SecretReference():
-            # Arguments of a command may contain secrets.
-            command = value.command and (*value.command[:1], *(MASK for _ in value.command[1:]))
-            fields = msgspec.structs.asdict(value) | {"command": command}
-            return toml_value({name: part for name, part in fields.items() if part not in (None, False)})
+            return toml_value(value.shown())
         case bool():
             return "true" if value else "false"
         case str() | Path():

@@ -82,6 +82,18 @@ class SecretReference(Secret, Struct, frozen=True, kw_only=True, forbid_unknown_
         if self.allow_group_readable and self.file is None:
             raise ValueError("allow_group_readable applies only to file")
 
+    def shown(self) -> dict[str, object]:
+        """Return the fields that are set; arguments of a command, and names that could be the secret, are masked."""
+        fields: dict[str, object] = {}
+        if self.env is not None:
+            fields["env"] = self.env if _VARIABLE_SHOWN.fullmatch(self.env) else MASK
+        if self.file is not None:
+            fields["file"] = self.file if _PATH_SHOWN.fullmatch(self.file) else MASK
+        if self.command is not None:
+            program, *arguments = self.command
+            fields["command"] = [program if _is_program_shown(program) else MASK, *(MASK for _ in arguments)]
+        return fields | ({"allow_group_readable": True} if self.allow_group_readable else {})
+
 
 def decode_secret(raw: object) -> Secret:
     """Convert a string or a table to a secret; the message of a `ValueError` does not show the value."""
@@ -234,9 +246,12 @@ def _systemd_hint(secret: SecretReference) -> str:
     )
 
 
+def _is_program_shown(program: str) -> bool:
+    return bool(_PATH_SHOWN.fullmatch(program) or _PROGRAM_SHOWN.fullmatch(program))
+
+
 def _shown_program(program: str) -> str:
-    is_shown = _PATH_SHOWN.fullmatch(program) or _PROGRAM_SHOWN.fullmatch(program)
-    return repr(program) if is_shown else _mask(program)
+    return repr(program) if _is_program_shown(program) else _mask(program)
 
 
 def _mask(written: str) -> str:

@@ -37,7 +37,8 @@ REFUSALS: Final = ("rejected", "too_large")  # rules of dead letters that the se
 _NAMED_MAX: Final = 32  # send up to this many refused events one by one, more of them as one batch
 # How a service refuses an event that it already has. For an event that may have been sent before, this is no error.
 _REPEATED: Final = re.compile(r"\brepeat|\bduplicate|\balready\b|\breceived before\b|\bexists\b|\bis known\b", re.I)
-# The first events of a run may have been sent before, if the last run was killed; no more fit into its memory, unsaved.
+# The first events of a run, or after it took over a partition, may have been sent by a process that was killed; no more
+# fit into its memory, unsaved.
 _RESENT_EVENTS: Final = 400_000
 _PROVEN_AFTER: Final = 100  # acceptances until a larger size is tried again
 _PROVEN_MAX: Final = 10_000

@@ -25,7 +25,7 @@ from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import NO_LEADER, KafkaError, describe, error_of
 from shipper.kafka.documents import Metadata, ledger_offsets
 from shipper.kafka.member_status import MemberStatus
-from shipper.kafka.offsets import PartitionOffsets, Start, diverged_at, read_offsets, start_of
+from shipper.kafka.offsets import PartitionOffsets, Start, diverged_at, read_offsets, start_of, topics_problem
 from shipper.kafka.stream import KafkaStream, Partition, Session
 from shipper.model.errors import ConfigError
 from shipper.model.records import Checkpoint, Stream
@@ -115,6 +115,7 @@ class Assignment:
         self._wakeup = wakeup
         self._closing = closing
         self._next_stream_id = count(1).__next__
+        self._has_reported_topics = False
         self._membership_read_at = -_MEMBERSHIP_INTERVAL_S
         self._offsets_read_at = 0.0  # seconds since the epoch
         self.streams: dict[Partition, KafkaStream] = {}
@@ -336,6 +337,7 @@ class Assignment:
             until=None if self._ranges is None else self._range(offsets).stop,
             session=Session(),
             stopped=start.gap if start.is_stopped else "",
+            is_leaderless=start.is_leaderless,
             max_record_bytes=self._max_record_bytes,
             skips_tombstones=self.settings.tombstones == "skip",
         )
@@ -343,6 +345,9 @@ class Assignment:
             stream.settled_until = offsets.metadata.settled_until
             stream.mistakes = stream.saved_mistakes = dict(offsets.metadata.mistakes)
             stream.note_end(offsets.end, self._offsets_read_at)
+        if not self._has_reported_topics and (problem := topics_problem(offsets, self.settings)):
+            self._has_reported_topics = True  # likely the same in all partitions
+            log.warning("settings_differ", message=problem)
         if start.is_stopped:
             log.error("partition_stopped", message=start.gap)
         elif start.gap:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import anyio
 import structlog
@@ -20,6 +21,8 @@ from shipper.config.settings import KafkaSettings
 from shipper.delivery.tokens import expiry_claim
 from shipper.model.errors import ConfigError, SourceError, StateInUseError
 from shipper.model.version import __version__
+
+T = TypeVar("T")
 
 OnError = Callable[[KafkaError], None]
 
@@ -59,6 +62,7 @@ _NO_MECHANISM: Final = "Unsupported SASL mechanism"  # likewise
 _NO_TLS: Final = "PLAINTEXT broker listener"  # likewise
 _MESSAGE_BYTES_MAX: Final = 1_000_000_000  # the client accepts no larger limit
 _BATCH_BYTES: Final = 1_000_000  # the default
+_POLL_S: Final = 0.02
 
 
 class _Log(logging.Handler):
@@ -207,6 +211,15 @@ def offsets_at(
     }
 
 
+@retry_transient
+def describe_group(admin: AdminClient, group_id: str, limit_s: float) -> Any:
+    """Query the state, the members and the granted operations of a group."""
+    (future,) = admin.describe_consumer_groups(
+        [group_id], include_authorized_operations=True, request_timeout=limit_s
+    ).values()
+    return future.result(limit_s)
+
+
 # Errors ---------------------------------------------------------------------------------------------------------------
 
 
@@ -228,6 +241,20 @@ class ConnectionErrors:
 
     def __init__(self) -> None:
         self.last: KafkaError | None = None
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the brokers have refused this client."""
+        return self.last is not None and self.last.code() in _REFUSED
+
+    def wait_for(self, admin: AdminClient, future: Future[T]) -> T:
+        """Wait for the result of a call, but not once the brokers have refused this client, which would repeat it."""
+        while not future.done() and not self.is_refused:
+            admin.poll(0)
+            wait([future], _POLL_S)
+        if self.is_refused:
+            raise KafkaException(self.last)
+        return future.result()
 
     def __call__(self, error: KafkaError) -> None:
         if error.code() in _UNCONNECTED | _REFUSED and (
@@ -319,6 +346,21 @@ def translate_errors(settings: KafkaSettings, failure: str, right: str = "") -> 
             )
             raise StateInUseError(message) from None
         raise SourceError(f"{failure}: {describe_refusal(settings, error, right) or describe(error)}") from None
+
+
+@contextmanager
+def admin_client(settings: KafkaSettings, limit_s: float) -> Iterator[AdminClient]:
+    """
+    Yield a client that has logged in.
+
+    Raises:
+        KafkaException: The brokers refuse or do not answer, also within the context; its message names the cause.
+    """
+    errors = ConnectionErrors()
+    admin = AdminClient(client_properties(settings, on_error=errors))
+    with errors.explaining(settings, admin.poll):
+        errors.wait_for(admin, admin.describe_cluster(request_timeout=limit_s))
+        yield admin
 
 
 def name_taken_error(settings: KafkaSettings) -> StateInUseError:

@@ -66,6 +66,7 @@ class Metadata(Struct, frozen=True, omit_defaults=True):
         last: The position after the last settled message; the offset may be beyond it.
         mistakes: Consecutive rejections, by rule, right before the offset.
         initial_partitions: Number of partitions of the topic when the group began to read it.
+        letters, ledger: The topics to which the member that committed it writes; empty = unknown.
     """
 
     topic_id: str
@@ -73,6 +74,8 @@ class Metadata(Struct, frozen=True, omit_defaults=True):
     last: Position | None = None
     mistakes: dict[str, int] = {}
     initial_partitions: int = 0
+    letters: str = ""
+    ledger: str = ""
     version: int = VERSION
 
     def text(self) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.client import FORBIDDEN, NO_LEADER, UNKNOWN_TOPIC, KafkaError, describe_refusal, required_right
+from shipper.kafka.client import FORBIDDEN, UNKNOWN_TOPIC, KafkaError, describe_refusal, required_right
 from shipper.kafka.stream import KafkaStream
 from shipper.model.group import GroupState, Obstacle, PartitionState
 from shipper.model.units import several
@@ -50,13 +50,13 @@ class MemberStatus:
         partitions = [_partition_state(stream, now_ms, is_paused=is_paused) for stream in streams]
         partitions.sort(key=lambda each: (each.state != "stopped", -each.lag_records, each.topic, each.partition))
         obstacles = list(self._obstacles.values())
-        gaps = [partition.message for partition in partitions if partition.state == "stopped"]
-        gaps.sort(key=lambda message: message.endswith(NO_LEADER))
-        self._stopped_at = (self._stopped_at or self._wall_time()) if gaps else None
-        if gaps:
-            more = f"; and {len(gaps) - 1} more partitions" if len(gaps) > 1 else ""
-            reason = "broker_unavailable" if gaps[0].endswith(NO_LEADER) else "input_gap"
-            obstacles.append(Obstacle(reason, f"{gaps[0]}{more}", self._stopped_at or 0.0))
+        stopped = [stream for stream in streams if stream.stopped]
+        self._stopped_at = (self._stopped_at or self._wall_time()) if stopped else None
+        if stopped:
+            first = min(stopped, key=lambda stream: (stream.is_leaderless, -stream.lag_records, stream.path))
+            more = f"; and {len(stopped) - 1} more partitions" if len(stopped) > 1 else ""
+            reason = "broker_unavailable" if first.is_leaderless else "input_gap"
+            obstacles.append(Obstacle(reason, f"{first.stopped}{more}", self._stopped_at or 0.0))
         return GroupState(
             group=self._settings.group_id,
             protocol=self._settings.group_protocol,

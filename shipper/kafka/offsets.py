@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from hashlib import sha256
-from typing import Any, Final, NamedTuple, final
+from typing import Final, NamedTuple, final
 
 import structlog
 from confluent_kafka import Consumer, ConsumerGroupState, IsolationLevel, TopicCollection, TopicPartition
@@ -19,9 +19,10 @@ from msgspec.structs import replace
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import (
     NO_LEADER,
-    ConnectionErrors,
+    admin_client,
     client_properties,
     consumer_properties,
+    describe_group,
     error_of,
     offsets_at,
     retry_transient,
@@ -184,6 +185,7 @@ class Start(NamedTuple):
         gap: A description of the records missing before it; empty if none are.
         missing: Number of missing records; 0 = unknown or none.
         is_stopped: Do not read the partition.
+        is_leaderless: It has no leader.
         epoch: The leader epoch of the record before `offset`, for the brokers to check; -1 = nothing to check.
     """
 
@@ -191,6 +193,7 @@ class Start(NamedTuple):
     gap: str = ""
     missing: int = 0
     is_stopped: bool = False
+    is_leaderless: bool = False
     epoch: int = -1
 
 
@@ -198,7 +201,7 @@ def start_of(offsets: PartitionOffsets, settings: KafkaSettings) -> Start:
     """Decide where reading begins; unread records are never skipped silently."""
     where, committed = f"{offsets.topic}/{offsets.partition}", offsets.committed
     if not offsets.topic_id:
-        return Start(offsets.low, f"{where}: {NO_LEADER}", is_stopped=True)
+        return Start(offsets.low, f"{where}: {NO_LEADER}", is_stopped=True, is_leaderless=True)
     if committed is None:
         # `start` applies only to the first start of a group; partitions added later, and those of a recreated topic,
         # begin at their beginning.
@@ -244,6 +247,20 @@ def diverged_at(text: str) -> int | None:
     """Return from which offset a log is not the one that was read, according to an error of the client; -1 = all."""
     match = _DIVERGED_AT.search(text)
     return None if match is None else int(match[1])
+
+
+def topics_problem(offsets: PartitionOffsets, settings: KafkaSettings) -> str:
+    """Return a message if the member that committed last writes to other topics than these settings name."""
+    known = offsets.metadata
+    topics = ("dead_letter_topic", known.letters, settings.letters), ("ledger_topic", known.ledger, settings.ledger)
+    others = [f"{key} is {theirs} there and {ours} here" for key, theirs, ours in topics if theirs not in {"", ours}]
+    if not others:
+        return ""
+    return (
+        f"{offsets.topic}/{offsets.partition}: the last commit is of a member with other settings, input.kafka."
+        f"{' and '.join(others)}; commands find only what is in the topics of their own settings, so all members need "
+        "the same ones"
+    )
 
 
 # The state of a group -------------------------------------------------------------------------------------------------
@@ -295,7 +312,7 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
     right = f"DESCRIBE on the group {settings.group_id} and the topics {', '.join(settings.topics)}"
     with _admin(settings, f"group {settings.group_id}", right) as admin:
         # First, as without a right on the group the offsets are refused only after the time limit.
-        group = _describe_group(admin, settings.group_id)
+        group = describe_group(admin, settings.group_id, _CALL_S)
         offsets = read_offsets(admin, settings, settings.topics, _CALL_S, is_stable=False)
         firsts: dict[Partition, int] = {}
         if until is not None:
@@ -328,20 +345,11 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
     )
 
 
-@retry_transient
-def _describe_group(admin: AdminClient, group_id: str) -> Any:
-    (future,) = admin.describe_consumer_groups([group_id], request_timeout=_CALL_S).values()
-    return future.result(_CALL_S)
-
-
 @contextmanager
 def _admin(settings: KafkaSettings, subject: str, right: str = "") -> Iterator[AdminClient]:
     """Yield a client to examine a subject; errors as for `translate_errors`."""
-    errors = ConnectionErrors()
-    with translate_errors(settings, f"{subject} cannot be examined", right):
-        admin = AdminClient(client_properties(settings, on_error=errors))
-        with errors.explaining(settings, admin.poll):
-            yield admin
+    with translate_errors(settings, f"{subject} cannot be examined", right), admin_client(settings, _CALL_S) as admin:
+        yield admin
 
 
 def _offsets_since(time_s: float, admin: AdminClient, partitions: Iterable[Partition]) -> dict[Partition, int]:
@@ -372,7 +380,7 @@ def _partition_state(offsets: PartitionOffsets, settings: KafkaSettings, at: flo
     # Without an offset, it is open where reading begins, so what is there may be unsettled.
     is_begun = committed is not None or offsets.low >= offsets.end
     is_at_end = is_begun and position >= offsets.end and not start.gap
-    where = f"{offsets.topic}/{offsets.partition}"
+    hidden = f"{offsets.topic}/{offsets.partition}: {_HIDDEN}" if offsets.high <= position < offsets.end else ""
     return PartitionState(
         topic=offsets.topic,
         partition=offsets.partition,
@@ -381,7 +389,7 @@ def _partition_state(offsets: PartitionOffsets, settings: KafkaSettings, at: flo
         lag_records=max(0, offsets.end - position),
         delivered_until=at if is_at_end else None if start.gap else offsets.metadata.settled_until,
         state="stopped" if start.is_stopped else "reading",
-        message=start.gap or (f"{where}: {_HIDDEN}" if offsets.high <= position < offsets.end else ""),
+        message=start.gap or hidden or topics_problem(offsets, settings),
     )
 
 

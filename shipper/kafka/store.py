@@ -206,8 +206,9 @@ class TransactionStore:
                 last = stream.message_end(group[-1].end_offset)
                 pending.sessions.append((stream, session, mistakes, position))
                 settled_until, partitions = stream.settled_until_with(position), stream.initial_partitions
-                metadata = Metadata(stream.topic_id, settled_until, last, dict(mistakes), partitions).text()
-                offsets.append(TopicPartition(*stream.topic_partition, position, metadata=metadata))
+                topics = self._settings.letters, self._settings.ledger
+                metadata = Metadata(stream.topic_id, settled_until, last, dict(mistakes), partitions, *topics)
+                offsets.append(TopicPartition(*stream.topic_partition, position, metadata=metadata.text()))
             crash_point("save.written")
             flush(producer, _CALL_S)
             if self._delivery_error is not None:

@@ -132,6 +132,7 @@ class KafkaStream(Stream, kw_only=True):
         is_waiting: Nothing is read yet, as `committed` was None: a crash would lose where reading began.
         initial_partitions: Number of partitions of the topic when the group began to read it.
         stopped: A message for users, why the partition is not read; empty = it is read.
+        is_leaderless: It is stopped as it has no leader.
         unreachable: Records deleted before they were read that are not in the ledger yet.
         settled: End of the settled offsets, exclusive; None = nothing is settled yet.
         last: The position after the last settled message; None = nothing is settled yet.
@@ -141,6 +142,7 @@ class KafkaStream(Stream, kw_only=True):
 
     kind: StreamKind = "kafka"
     read_offset: int = START_OFFSET
+    is_taken_over: bool = True
     topic: str
     partition: int
     topic_id: str
@@ -154,6 +156,7 @@ class KafkaStream(Stream, kw_only=True):
     is_waiting: bool = False
     initial_partitions: int = 0
     stopped: str = ""
+    is_leaderless: bool = False
     unreachable: int = 0
     settled: int | None = None
     last: Position | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -14,7 +14,6 @@ from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import (
     ASSIGNOR,
-    FORBIDDEN,
     LETTER_OVERHEAD_BYTES,
     NO_LEADER,
     UNKNOWN_TOPIC,
@@ -22,6 +21,7 @@ from shipper.kafka.client import (
     KafkaError,
     client_properties,
     describe,
+    describe_group,
     describe_refusal,
     error_of,
     missing_right,
@@ -29,7 +29,6 @@ from shipper.kafka.client import (
     other_members,
     producer_properties,
     required_right,
-    retry_transient,
 )
 from shipper.kafka.documents import is_owner, owner_of, read_table
 from shipper.model.errors import ConfigError, StateUnwritableError
@@ -75,27 +74,20 @@ class Topics:
     def __init__(self, settings: KafkaSettings, *, max_record_bytes: int) -> None:
         self._settings = settings
         self._max_record_bytes = max_record_bytes
-        self._refused: KafkaError | None = None
         self._connection_errors = ConnectionErrors()
         try:
-            self._admin = AdminClient(client_properties(settings, on_error=self._on_error))
+            self._admin = AdminClient(client_properties(settings, on_error=self._connection_errors))
         except KafkaException as exception:
             error = error_of(exception)
             raise ConfigError(describe_refusal(settings, error) or describe(error), key="input.kafka") from None
 
-    def _on_error(self, error: KafkaError) -> None:
-        self._connection_errors(error)
-        if error.code() in FORBIDDEN:
-            self._refused = error
+    @property
+    def is_refused(self) -> bool:
+        """Whether the brokers have refused this client, so that each further finding would repeat that."""
+        return self._connection_errors.is_refused
 
     def _wait_for(self, future: Future[Any]) -> Any:
-        """Wait for a result, or for an error that means there will be none."""
-        while not future.done() and self._refused is None:
-            self._admin.poll(0)
-            wait([future], _POLL_S)
-        if self._refused is not None:
-            raise KafkaException(self._refused)
-        return future.result()
+        return self._connection_errors.wait_for(self._admin, future)
 
     def require(self) -> None:
         """
@@ -258,7 +250,7 @@ class Topics:
         settings = self._settings
         name, right = f"group {settings.group_id}", f"READ on the group {settings.group_id}"
         try:
-            group = self._describe_group()
+            group = describe_group(self._admin, settings.group_id, _CALL_S)
             if group.authorized_operations and AclOperation.READ not in group.authorized_operations:
                 yield Finding(name, missing_right(settings, right))
             elif group.type is ConsumerGroupType.CLASSIC and group.partition_assignor not in {"", ASSIGNOR}:
@@ -276,13 +268,6 @@ class Topics:
             yield Finding("transactions", detail="an empty transaction was committed")
         except KafkaException as exception:
             yield self._finding_of("transactions", error_of(exception))
-
-    @retry_transient
-    def _describe_group(self) -> Any:
-        (future,) = self._admin.describe_consumer_groups(
-            [self._settings.group_id], include_authorized_operations=True, request_timeout=_CALL_S
-        ).values()
-        return self._wait_for(future)
 
 
 def unwritable_topics(admin: AdminClient, settings: KafkaSettings) -> list[str]:

@@ -17,6 +17,7 @@ from shipper.kafka.client import (
     PURGED,
     ConnectionErrors,
     KafkaError,
+    admin_client,
     client_properties,
     error_of,
     flush,
@@ -92,6 +93,9 @@ class GroupView:
         self._producer: Producer | None = None
         self._fatal: KafkaError | None = None
         self._connection_errors = ConnectionErrors()
+        if settings.security == "tls" or settings.sasl_mechanism:  # other calls wait for their limit if it is refused
+            with translate_errors(settings, f"{self._subject} cannot be read"), admin_client(settings, _CALL_S):
+                pass
         if max_record_bytes is not None:
             transactional = producer_properties(f"{settings.group_id}-replay", max_record_bytes)
             with translate_errors(settings, f"{self._subject} cannot be written"):

@@ -102,6 +102,7 @@ class Stream(Struct, eq=False, kw_only=True):
     # reaches the end.
     mark: tuple[int, float | None] = (0, None)
     mistakes: dict[str, int] = {}  # consecutive rejections, by rule, right before the offset where this process began
+    is_taken_over: bool = False  # another process may have sent records of it; False once the first is packed
     is_ending: bool = False  # it is being handed over to another process, so no more records of it may be begun
     is_released: bool = False  # another process may own it, so this one must not count anything of it
 
@@ -332,7 +333,7 @@ class Batch(Struct, frozen=True, eq=False, kw_only=True):
     body: bytes
     events: int
     parts: list[tuple[Span, Sequence[int]]]  # the spans of its events with their ordinals, in the order of the body
-    events_before: int = 0  # in the batches before it in this run
+    events_before: int = 0  # in the batches before it, since the run began or last took over a stream
 
 
 class BatchResult(Struct, frozen=True, eq=False):

@@ -105,6 +105,9 @@ class Batcher:
         if not chunk.events:
             return
         assert chunk.events <= self.room_events
+        if chunk.span.stream.is_taken_over:
+            chunk.span.stream.is_taken_over = False
+            self._events_before = 0
         if self._are_event_ids_new(chunk):
             self._add_chunk(chunk, now)
             return

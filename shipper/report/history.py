@@ -125,14 +125,16 @@ class History:
 
     All methods raise `StateError` if the database cannot be read or written.
 
+    Args:
+        is_read_only: Create and change nothing; without a database, it is empty.
     Raises:
         ConfigError: The directory cannot be created.
         StateError: The database is foreign, damaged, or was written by another version. It is left unchanged.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, is_read_only: bool = False) -> None:
         self._path = directory / FILE_NAME
-        self._db = _open(directory)
+        self._db = _open_read_only(self._path) if is_read_only else _open(directory)
 
     def close(self) -> None:
         self._db.close()
@@ -344,6 +346,17 @@ def _translate_errors(path: Path) -> AbstractContextManager[None]:
     return sqlite.translate_errors(
         path, if_moved="its versions are then not shown, and new versions are stored in a new file"
     )
+
+
+def _open_read_only(path: Path) -> sqlite3.Connection:
+    with _translate_errors(path):
+        db = sqlite.open_read_only(path)
+        if db is None or not sqlite.check_schema(db, _APPLICATION_ID, SCHEMA_VERSION):
+            if db is not None:
+                db.close()
+            db = sqlite3.connect(":memory:", check_same_thread=False)
+            db.executescript(_SCHEMA)
+        return db
 
 
 def _open(directory: Path) -> sqlite3.Connection:

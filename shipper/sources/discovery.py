@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from shipper.model.records import shown
 from shipper.model.units import several
-from shipper.system.permissions import access_problem
+from shipper.system.permissions import access_problem, link_problem
 from shipper.system.work import Stage, WorkItem, at_work, step
 
 _LISTED_MAX: Final = 10_000
@@ -183,7 +183,8 @@ def _why_unmatched(pattern: str, *, had_excluded: bool) -> str:
         folder = fixed_folder(pattern)
         existing = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
         is_folder = os.path.isdir(folder)
-        if why := access_problem(existing, os.R_OK if is_folder and _has_wildcards(pattern) else os.X_OK):
+        access = os.R_OK if is_folder and _has_wildcards(pattern) else os.X_OK
+        if why := access_problem(existing, access) or link_problem(Path(name)):
             return f"{message}: {shown(why)}"
         if not is_folder:
             return f"{message}: there is no folder {shown(folder)}"

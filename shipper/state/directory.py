@@ -15,7 +15,13 @@ from urllib.parse import quote
 
 from shipper.model.errors import ConfigError, StateInUseError, first_of
 from shipper.system.files import GUARDED
-from shipper.system.permissions import DENIALS, access_problem, describe_ownership, file_type_problem
+from shipper.system.permissions import (
+    DENIALS,
+    access_problem,
+    describe_ownership,
+    file_type_problem,
+    link_problem,
+)
 
 # Never advise to use another directory: all inputs would be read and sent again.
 ACCESS_ADVICE: Final = (
@@ -72,11 +78,7 @@ def _locked(path: Path) -> Iterator[None]:
                 f"{path} is in use by another shipper (process {holder}); wait until it ends, or stop it"
             ) from None
         except OSError as error:  # such as a network file system that is mounted without locks
-            raise ConfigError(
-                f"cannot lock {path / 'lock'} ({error.strerror}); name a directory on a file system with locks "
-                "(flock), such as a local disk",
-                key="state.directory",
-            ) from error
+            raise ConfigError(_explain_lock(path, error), key="state.directory") from error
         with suppress(OSError):  # on a full disk, messages lack the process id
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
@@ -109,6 +111,26 @@ def _lock(lock: int, path: Path) -> None:
         raise BlockingIOError  # the holder has removed the directory, see `clean_up_on_config_error`
 
 
+def lock_problem(path: Path) -> str:
+    """Return why a start cannot lock a state directory; empty if it can. Leaves no file behind."""
+    from tempfile import TemporaryFile  # imported lazily, so that other commands start faster
+
+    folder = next(folder for folder in (path, *path.absolute().parents) if os.path.isdir(folder))
+    with suppress(OSError), TemporaryFile(dir=folder) as file:  # the lock file may not exist yet
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return _explain_lock(path, error)
+    return ""
+
+
+def _explain_lock(path: Path, error: OSError) -> str:
+    return (
+        f"cannot lock {path / 'lock'} ({error.strerror}); name a directory on a file system with locks (flock), "
+        "such as a local disk"
+    )
+
+
 def has_state(directory: Path) -> bool:
     """Return whether a state directory exists; raise ConfigError if this process may not know."""
     try:
@@ -126,6 +148,8 @@ def why_unusable(path: Path, error: OSError) -> str:
         return f"{reason}. {ACCESS_ADVICE}"
     if error.errno in DENIALS and (reason := access_problem(path)):
         return f"cannot create {path}: {reason}; name another directory"
+    if reason := link_problem(path):
+        return f"{reason}; create its target, or name another directory"
     cause = f"{path / 'lock'} is a symbolic link" if error.errno == errno.ELOOP else error.strerror
     return f"cannot use {path} ({cause}); name another directory"
 

@@ -51,6 +51,17 @@ def file_type_problem(path: Path) -> str:
     return f"{path} is {_FILE_TYPES.get(stat.S_IFMT(mode), 'not a regular file')}"
 
 
+def link_problem(path: Path) -> str:
+    """Describe a symbolic link that makes a path unusable, as its target does not exist; empty if there is none."""
+    for place in (path, *path.absolute().parents):
+        try:
+            place.stat()
+        except OSError as error:
+            if os.path.islink(place):
+                return f"{place} is a symbolic link to {os.readlink(place)}, which cannot be used ({error.strerror})"
+    return ""
+
+
 def describe_ownership(status: os.stat_result) -> str:
     """Describe the owner and the mode of a file, and the user of this process."""
     return (

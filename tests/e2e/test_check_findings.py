@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import os
 import re
@@ -23,6 +24,7 @@ import trustme
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.tokens import TokenIssuer
 from tests.certificates import VERSIONS, context_of, demanding
+from tests.e2e.conftest import Sample
 from tests.e2e.driver import Result, Service, Shipper, Target, sandbox
 from tests.e2e.fake_service import HANG, RESET, WEB_PAGE, FakeService, Reply
 from tests.report_service import answer, cut_off
@@ -560,15 +562,43 @@ def test_an_incomplete_endpoint_is_reported_and_still_connected_to(shipper: Ship
 
 
 def test_an_unusable_state_directory_is_reported_and_left_unchanged(shipper: Shipper):
-    for place in (shipper.config, shipper.config / "below"):
-        checked = check(shipper, settings={"state.directory": place}, check=False)
+    file, link = shipper.config, shipper.folder / "link"
+    link.symlink_to("unmounted")
+    no_target = f"{link} is a symbolic link to unmounted, which cannot be used (No such file or directory); create"
+    for place, words in (
+        *((file, f"{file} "), (file / "below", f"{file / 'below'} ")),
+        *((link, no_target), (link / "below", no_target)),
+    ):
+        settings = {"state.directory": place, "input.include": "*.ndjson"}
+        checked = check(shipper, settings=settings, check=False)
         assert (checked.code, checked.failed()) == (2, ["state.directory"])
-        assert str(place) in checked.what("state.directory")
+        assert words in checked.what("state.directory")
+        refused = shipper.run("run", settings=settings)
+        assert (refused.returncode, words in refused.stderr) == (2, True)
     shipper.state.mkdir(mode=0o755)
     shipper.state.chmod(0o755)
     assert "mode 0755" in check(shipper).what("state.directory", "note")
     assert shipper.state.stat().st_mode & 0o777 == 0o755
     assert list(shipper.state.iterdir()) == []
+
+
+def test_a_state_directory_on_a_file_system_without_locks_is_reported_as_by_a_start(
+    shipper: Shipper, service: Service, sample: Sample, monkeypatch: pytest.MonkeyPatch
+):
+    def flock(*_: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    before = sorted(shipper.folder.rglob("*"))
+    with monkeypatch.context() as patched:
+        patched.setattr("fcntl.flock", flock)
+        checked = check(shipper)
+        refused = shipper.backfill(sample.path, check=False)
+    assert (checked.code, checked.failed()) == (2, ["state.directory"])
+    what = checked.what("state.directory")
+    assert f"cannot lock {shipper.state}/lock (No locks available)" in what
+    assert what in refused.stderr
+    assert sorted(shipper.folder.rglob("*")) == before
+    assert check(shipper).code == 0
 
 
 def test_a_state_directory_of_another_user_is_a_remark(shipper: Shipper):

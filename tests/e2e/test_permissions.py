@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import closing
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from shipper.model import wire
+from shipper.report.document import read_report
 from shipper.report.history import History
+from shipper.report.ranges import DateRange, Part
 from shipper.system.permissions import access_problem
 from tests.e2e import warm_start
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Result, Shipper
 from tests.e2e.files import append, permissions_hold, where_permissions_hold
+from tests.report_documents import brand, entry, report
 from tests.tools import tool
 
 SOMEBODY = 65534
@@ -119,12 +127,18 @@ def test_a_state_on_a_read_only_file_system_can_be_looked_at(shipper: Shipper, u
     tool("mount")
     if subprocess.run([tool("unshare"), "-rm", "true"], capture_output=True).returncode:
         pytest.skip("this user cannot mount a file system")
-    History(shipper.state).close()
+    days = DateRange(date(2026, 10, 1), date(2026, 10, 31))
+    with closing(History(shipper.state)) as history:
+        for at, amount in ((1.0, "7.5"), (2.0, "10.5")):
+            made = replace(report(brand(entry())), opening_balance=Decimal(amount))
+            body = wire.encode_report(made)
+            history.add(Part(1001, days), read_report(body, account_id=1001, fetched_at=at))
     for path in [*shipper.state.glob("*.db-*")]:
         path.unlink()
     before = {path: path.read_bytes() for path in shipper.state.iterdir() if path.is_file()}
     mount = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
-    for command in (["status"], ["ledger"], ["dead-letters", "list"]):
+    reports = ["report", "history", "1001"], ["report", "diff", "1001", "2026-10"]
+    for command in (["status"], ["ledger"], ["dead-letters", "list"], *reports):
         shown = shipper.run(*command, prefix=["unshare", "-rm", "sh", "-c", mount, str(shipper.state)])
         assert (shown.returncode, shown.stderr) == (0, "")
         assert ("10" in shown.stdout) == (command[0] != "dead-letters")

@@ -83,6 +83,7 @@ def test_the_warning_explains_why_no_file_matches(tail: Tail, shipper: Shipper):
     named.mkdir()
     for name in ("a", "events.ndjson", "events.txt", ".hidden"):
         (named / name).touch()
+    (shipper.folder / "link").symlink_to("unmounted")
     denied = "permission denied; it belongs to user 0, group 0 (mode 0000)"
     patterns = {
         f"{tail.folder}/nowhere/deep/*.ndjson": f": there is no folder {tail.folder}/nowhere/deep",
@@ -92,6 +93,7 @@ def test_the_warning_explains_why_no_file_matches(tail: Tail, shipper: Shipper):
         f"{named}/events*.csv": f": 3 other files are in {named}, such as events.ndjson and events.txt; correct the ",
         f"{named}/a": ": matching files are excluded by input.exclude or are shipper's own",
         "below/*.csv": f": there is no folder {shipper.folder}/below",
+        "link/*.csv": f": {shipper.folder}/link is a symbolic link to unmounted, which cannot be used (No such file",
     }
     settings = {"input.include": json.dumps(list(patterns)), "input.exclude": f"{named}/a"}
     running = tail.start(None, settings=settings, prefix=where_permissions_hold())
@@ -110,6 +112,7 @@ def test_an_unreadable_file_is_reported_until_it_can_be_read(tail: Tail, shipper
     tail.append(0, 10)
     tail.file.chmod(0)
     running = tail.start(prefix=where_permissions_hold())
+    (shipper.folder / "link").symlink_to("unmounted")
     denied = "permission denied; it belongs to user 0, group 0 (mode 0000), and this process runs as user 0"
     words = f"{tail.file} cannot be read: {denied}"
     assert_warned(running, shipper, words, metric="shipper_inputs_unreadable")

@@ -679,6 +679,7 @@ def test_nothing_to_list_or_compare_is_a_message(reporter: Reporter):
     none = reporter("diff", "1001", *OCTOBER)
     assert (none.returncode, none.stdout) == (1, "")
     assert "no report of account 1001 within 2026-10-01 and 2026-10-31 is stored" in none.stderr
+    assert not reporter.state.exists(), "looking creates nothing"
     keep(reporter, of_month(10))
     once = reporter("diff", "1001", *OCTOBER)
     assert (once.returncode, once.stdout, once.stderr) == (0, "", "nothing was restated\n")

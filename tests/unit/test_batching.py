@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from shipper.codec.codec import Codec, find_repeats
 from shipper.config.settings import RecordsSettings
 from shipper.delivery.parts import halves, merge_batches, parts
+from shipper.kafka.stream import KafkaStream, Session
 from shipper.model.framing import LINES as ONE_A_LINE
 from shipper.model.framing import BatchElements, CsvRows, Framing
 from shipper.model.records import Batch, EncodedChunk, Span, Stream
@@ -101,6 +102,20 @@ def test_consumers_may_repeat_if_allowed_but_event_ids_never():
     second = loose.take()
     assert second is not None
     assert (events(second), second.events_before) == ([("a", 1)], 3)
+
+
+def test_events_are_counted_anew_once_a_stream_is_taken_over():
+    counting = batcher(max_events=1)
+    other = KafkaStream(stream_id=2, path="t/0", topic="t", partition=0, topic_id="i", first=0, session=Session())
+    before = []
+    for number, stream in enumerate([STREAM, STREAM, other, other, STREAM]):
+        encoded = chunk((f"{number}", number))
+        encoded.span.stream = stream
+        counting.add(encoded, now=0)
+        batch = counting.take()
+        assert batch is not None
+        before.append(batch.events_before)
+    assert before == [0, 1, 0, 1, 2]
 
 
 def test_many_events_of_one_consumer_congest_the_batcher_and_are_sent_one_by_one():

@@ -665,6 +665,24 @@ def test_show_prints_toml_with_sources_and_without_secrets() -> None:
     assert 'format = "auto"' in lines
 
 
+@each(
+    ("reference", "shown"),
+    [
+        ('{ env = "INTAKE_TOKEN" }', {"env": "INTAKE_TOKEN"}),
+        ('{ env = "eyJhbGciOiJIUzI1NiJ9" }', {"env": "***"}),
+        ('{ file = "/run/secrets/token", allow_group_readable = true }', None),
+        ('{ file = "./token" }', None),
+        ('{ file = "eyJhbGciOiJIUzI1NiJ9.e30.Zm9v" }', {"file": "***"}),
+        ('{ command = ["print-token", "intake"] }', {"command": ["print-token", "***"]}),
+        ('{ command = ["eyJhbGciOiJIUzI1NiJ9.e30.Zm9v"] }', {"command": ["***"]}),
+    ],
+)
+def test_show_masks_a_name_that_could_be_the_secret_itself(reference: str, shown: dict[str, object] | None) -> None:
+    Path("given.toml").write_text(f'[intake]\nbase_url = "https://h"\ntoken = {reference}\n')
+    output = run("show", "--config", "given.toml").stdout
+    assert tomllib.loads(output)["intake"]["token"] == (shown or tomllib.loads(f"a = {reference}")["a"])
+
+
 def test_the_output_of_show_can_be_loaded() -> None:
     output = run("show", "--set", "log.level=debug").stdout
     assert load(output) == load(overrides=("log.level=debug",))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.documents import UNKNOWN, Metadata, add_checkpoints, letter_document, read_metadata
+from shipper.kafka.member_status import MemberStatus
 from shipper.kafka.offsets import PartitionOffsets, Start, _partition_state, diverged_at, parse_addresses, start_of
 from shipper.kafka.stream import KafkaStream, Position, Session
 from shipper.model.errors import SourceError
@@ -266,6 +267,33 @@ def test_where_a_partition_begins(at: PartitionOffsets, start: str, offset: int,
     assert onward.missing == (3 if "deleted before" in words else 0)
 
 
+@each(
+    ("others", "reason", "words"),
+    [
+        ([], "broker_unavailable", "t/0: the partition has no leader"),
+        ([offsets(7, partition=1)], "input_gap", "t/1: records 7 to 9 were deleted"),
+        ([offsets(7, partition=1), offsets(5, partition=2, low=8)], "input_gap", "t/2: records 5 to 7 were deleted"),
+    ],
+)
+def test_a_gap_is_reported_before_a_partition_without_a_leader(others: list[PartitionOffsets], reason: str, words: str):
+    starts = [(at, start_of(at, SETTINGS)) for at in (offsets(5, topic_id="", low=5, end=5), *others)]
+    streams = [
+        stream(
+            path=f"t/{at.partition}",
+            partition=at.partition,
+            first=start.offset,
+            end=at.end,
+            stopped=start.gap,
+            is_leaderless=start.is_leaderless,
+        )
+        for at, start in starts
+    ]
+    (obstacle,) = MemberStatus(SETTINGS, wall_time=lambda: 1.0).state(streams, is_paused=False).obstacles
+    assert obstacle.reason == reason
+    assert obstacle.message.startswith(words)
+    assert obstacle.message.endswith(f"; and {len(others)} more partitions") == bool(others)
+
+
 def test_the_brokers_check_the_epoch_unless_reading_begins_elsewhere():
     onward = msgspec.structs.replace(SETTINGS, on_gap="continue")
     assert start_of(offsets(15, after(14, 3)), SETTINGS) == Start(14, epoch=3)
@@ -281,6 +309,22 @@ def test_a_position_before_transaction_markers_is_not_a_backlog():
     at = offsets(20, after(19, 1, 5.0))
     state = _partition_state(at, SETTINGS, 9.0)
     assert (state.offset, state.lag_records, state.delivered_until) == (20, 0, 9.0)
+
+
+@each(
+    ("topics", "words"),
+    [
+        (("", ""), ""),
+        (("g.dead-letters", "g.ledger"), ""),
+        (("g.dead-letters", "x"), "input.kafka.ledger_topic is x there and g.ledger here; "),
+        (("y", "x"), "input.kafka.dead_letter_topic is y there and g.dead-letters here and ledger_topic is x there"),
+    ],
+)
+def test_a_commit_of_a_member_with_other_topics_is_reported(topics: tuple[str, str], words: str):
+    known = Metadata("id", letters=topics[0], ledger=topics[1])
+    message = _partition_state(offsets(15, read_metadata(known.text())), SETTINGS, 9.0).message
+    assert words in message
+    assert bool(message) == bool(words)
 
 
 @each("start", ["beginning", "end"])

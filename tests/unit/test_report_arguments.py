@@ -45,6 +45,8 @@ SENSELESS = [
     (["0", *OCTOBER], "'0' is not an account number"),
     (["1001", "2026-10-01", "2026-10-32"], "'2026-10-32' is not a date"),
     *((["1001", *OCTOBER, *options.split()], words) for options, words in SENSELESS_OPTIONS.items()),
+    *((["diff", *period], f"'{period[0]}' is not an account number; give it") for period in (["2026-10"], OCTOBER)),
+    (["history", "0"], "'0' is not an account number"),
     (["history", "1001", "2026-13"], "'2026-13' is not a date or a period"),
     (["diff", "1001", "last-week"], "'last-week' is not a date or a period"),
     (["watch", "1001", *OCTOBER, "--interval", "0"], "interval"),

@@ -94,13 +94,16 @@ def _progress(total: int) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def open_history(settings: Settings) -> Iterator[History]:
-    """Open the history of the state directory."""
+def open_history(settings: Settings, *, is_read_only: bool = False) -> Iterator[History]:
+    """Open the history of the state directory; `is_read_only` as for `History`."""
     from shipper.report.history import FILE_NAME, History
     from shipper.state.directory import clean_up_on_config_error
 
     directory = settings.state.directory
-    with clean_up_on_config_error(directory, FILE_NAME), closing(History(directory)) as history:
+    with (
+        clean_up_on_config_error(directory, FILE_NAME),
+        closing(History(directory, is_read_only=is_read_only)) as history,
+    ):
         yield history
 
 

@@ -24,8 +24,21 @@ _CONCURRENCY_MAX: Final = 64
 _PERIOD: Final = "yesterday, 2026-10, last-month, this-month, today or 2026-10-31"
 _START_HELP: Final = f"The first day, YYYY-MM-DD; or, without END, a period: {_PERIOD}."
 
+
+def _parse_account(word: str) -> int | None:
+    is_number = re.fullmatch(r"[0-9]{1,19}", word) is not None and 1 <= int(word) <= _ACCOUNT_MAX
+    return int(word) if is_number else None
+
+
+def _account_argument(word: str) -> int:
+    number = _parse_account(word)
+    if number is None:
+        raise typer.BadParameter(f"{word!r} is not an account number; give it before the period, such as 1001 2026-10")
+    return number
+
+
 AccountArgument = Annotated[
-    int, typer.Argument(min=1, max=_ACCOUNT_MAX, metavar="ACCOUNT", help="The number of the affiliate account.")
+    int, typer.Argument(parser=_account_argument, metavar="ACCOUNT", help="The number of the affiliate account.")
 ]
 StartArgument = Annotated[str, typer.Argument(metavar="START", help=_START_HELP)]
 OptionalStartArgument = Annotated[str, typer.Argument(metavar="START", show_default="all days", help=_START_HELP)]
@@ -126,11 +139,6 @@ def days_between(start: str, end: str = "", today: date | None = None) -> DateRa
     if first.start > last.end:
         raise typer.BadParameter(f"START {start} is after END {end}")
     return DateRange(first.start, last.end)
-
-
-def _parse_account(word: str) -> int | None:
-    is_number = re.fullmatch(r"[0-9]{1,19}", word) is not None and 1 <= int(word) <= _ACCOUNT_MAX
-    return int(word) if is_number else None
 
 
 def _read_accounts(file: str) -> list[int]:

@@ -138,7 +138,7 @@ def history(
     """
     days = days_between(start, end) if start else _ALL_DAYS
     settings = prepare(options)
-    with open_history(settings) as reports:
+    with open_history(settings, is_read_only=True) as reports:
         versions = list(_with_states(reports, reports.within(Part(account, days))))
     if form == "json":
         documents = [{**_version_document(version), "state": state} for version, state in versions]
@@ -193,7 +193,7 @@ def diff(
 
     days = days_between(start, end)
     settings = prepare(options)
-    with open_history(settings) as reports:
+    with open_history(settings, is_read_only=True) as reports:
         versions = reports.within(Part(account, days))
         if not versions:
             raise ReportError(

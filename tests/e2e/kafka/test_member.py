@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import time
+from datetime import UTC, datetime
 
 from confluent_kafka import Producer
 
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Service, Shipper, changed
+from tests.e2e.driver import Running, Service, Shipper, changed
+from tests.e2e.files import append
 from tests.e2e.kafka.broker import Broker, sums
 from tests.e2e.kafka.conftest import Group
 from tests.e2e.operated import Admin
@@ -15,6 +19,10 @@ from tests.e2e.operated import Admin
 
 def values(sample: Sample, start: int, end: int) -> list[bytes]:
     return [line.rstrip(b"\n") for line in sample.lines[start:end]]
+
+
+def utc(time_s: float) -> str:
+    return f"{datetime.fromtimestamp(time_s, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def test_a_member_delivers_a_topic_and_keeps_no_state(group: Group, broker: Broker, service: Service, sample: Sample):
@@ -244,3 +252,41 @@ def test_commands_that_need_a_state_directory_refuse_a_group(group: Group, shipp
         result = shipper.run(*command, check=False)
         assert result.returncode == 2, command
         assert group.letters in result.stderr
+
+
+def test_records_move_from_files_to_a_topic_and_back_without_loss_or_repeat(
+    group: Group, broker: Broker, service: Service, shipper: Shipper, sample: Sample
+):
+    """As `docs/kafka.md` describes it: inputs overlap in time, and each record is in one of them."""
+    file = shipper.write("live/events.ndjson", *sample.lines[:100])
+    intake = shipper.config.read_text().partition("[input.kafka]")[0]
+    of_files = f"{intake}[state]\ndirectory = '{shipper.state}'\n[input]\ninclude = ['{file}']\n"
+    settings = shipper.write("files.toml", of_files.encode())
+
+    def run_with_files() -> Running:
+        return shipper.start("run", "--config", settings, configured=False, env=shipper.environment())
+
+    from_files = run_with_files()
+    from_files.wait_until(lambda: service.received == 100, "the file is delivered")
+    member = group.member()
+    broker.produce(group.topic, [*values(sample, 100, 300), b"bad"])
+    assert from_files.stop().returncode == 0
+    member.wait_until(lambda: service.received == 300, "the topic is delivered")
+
+    broker.produce(group.topic, values(sample, 300, 400))
+    from_files = run_with_files()
+    append(file, *sample.lines[400:500])
+    until = math.ceil(time.time())
+    member.wait_until(
+        lambda: shipper.run("status", "--until", utc(until), check=False).returncode == 0, "the group is at the end"
+    )
+    assert member.stop().returncode == 0
+    from_files.wait_until(lambda: service.received == 500, "the file is delivered")
+    assert from_files.stop().returncode == 0
+
+    service.assert_holds_exactly(sample.ids[:500])
+    assert service.received == 500
+    assert shipper.read_state().accepted == 200
+    counts = sums(broker.table(group.ledger))
+    assert (counts["read"], counts["accepted"], counts["dead_lettered"]) == (301, 300, 1)
+    assert "bad" in shipper.run("dead-letters", "export", check=False).stdout

@@ -77,8 +77,9 @@ def test_the_dead_letters_and_the_ledger_can_be_read_without_a_right_on_the_grou
 
 
 def test_the_reason_why_a_client_cannot_connect_is_named(secure: Group):
-    limits = {f"shipper.kafka.{name}": 2.0 for name in ("offsets._CALL_S", "documents._READ_S", "view._CALL_S")}
-    secure.shipper.shortened = secure.shipper.shortened | limits
+    # None waits for an answer. Until an answer was due, the client would try again and again.
+    limits = ("offsets._CALL_S", "documents._READ_S", "view._CALL_S", "topics._CALL_S")
+    secure.shipper.shortened = secure.shipper.shortened | {f"shipper.kafka.{name}": 600.0 for name in limits}
     text = secure.shipper.config.read_text()
 
     def assert_named(key: str) -> None:
@@ -86,6 +87,9 @@ def test_the_reason_why_a_client_cannot_connect_is_named(secure: Group):
             refused = secure.shipper.run(*command, check=False)
             assert (refused.returncode, f"check {key}" in refused.stderr) == (2, True), (command, refused.stderr)
             assert "a-wrong-one" not in refused.stderr
+        checked = json.loads(secure.shipper.run("check", "--online", "--json", check=False).stdout)
+        (failed,) = (item["what"] for item in checked["items"] if item["name"].startswith("kafka:"))
+        assert f"check {key}" in failed
 
     # No later test makes it valid: the library aborts if a request that has timed out is answered after all.
     (secure.shipper.folder / "password").write_text("a-wrong-one")
