@@ -34,6 +34,12 @@ _KNOWN_WORDS: Final = re.compile(
     r"|Resource not found|JWT not present"
 )
 _BLANKS: Final = b" \t\r\n" + BOM_UTF8
+# Whole titles or answers of servers, in which a record cannot be quoted.
+_TLS_DEMANDS: Final = re.compile(
+    rb"<title>400 (?:No required SSL certificate was sent|The SSL certificate error"
+    rb"|The plain HTTP request was sent to HTTPS port)</title>"
+    rb"|\AClient sent an HTTP request to an HTTPS server\.\s*\Z"
+)
 _QUOTA: Final = re.compile(r"\bquota\b", re.IGNORECASE)
 
 
@@ -79,6 +85,12 @@ _REDIRECT: Final = Verdict(
 )
 _KEY: Final = Verdict(
     Action.CHANGE_KEY, "subscription_key", "the service refused the subscription key", "{section}.subscription_key"
+)
+_NO_TLS: Final = Verdict(
+    Action.PAUSE,
+    "tls",
+    "the service demands TLS or another client certificate",
+    "{section}.base_url and {section}.client_certificate",
 )
 _QUOTA_USED_UP: Final = Verdict(Action.THROTTLE, "quota", "the quota of the subscription is used up")
 _ACCEPTED: Final = Verdict(Action.ACCEPT)
@@ -317,6 +329,8 @@ def _refusal(answer: Answer, document: object) -> Verdict:
     text = _text(document)
     if status == 401 and b"subscription key" in answer.body.lower():
         return _KEY
+    if status == 400 and answer.content_type != "application/json" and _TLS_DEMANDS.search(answer.body):
+        return _NO_TLS
     if status == 403 and (answer.retry_after or _QUOTA.search(text)):
         return _QUOTA_USED_UP
     if 300 <= status < 400:

@@ -23,6 +23,12 @@ from tests.cases import each
 JSON = "application/json"
 KEY_BODY = b'{"statusCode":401,"message":"Access denied due to invalid subscription key."}'
 QUOTA_BODY = b'{"statusCode":403,"message":"Out of call volume quota. Quota will be replenished in 00:10:05."}'
+TLS_DEMANDS = (
+    b"<html>\r\n<head><title>400 No required SSL certificate was sent</title></head>",
+    b"<html>\r\n<head><title>400 The SSL certificate error</title></head>",
+    b"<html>\r\n<head><title>400 The plain HTTP request was sent to HTTPS port</title></head>",
+    b"Client sent an HTTP request to an HTTPS server.\n",
+)
 RATE_BODY = b'{"statusCode":429,"message":"Rate limit is exceeded. Try again in 7 seconds."}'
 
 
@@ -64,6 +70,9 @@ ACCEPTED = [
         (answer(200, b'{"status":"ok"}', "application/problem+json"), Action.PAUSE, "unreadable_answer"),
         (answer(207, b"[]"), Action.PAUSE, "unreadable_answer"),
         (answer(301), Action.PAUSE, "redirect"),
+        *((answer(400, body, "text/html"), Action.PAUSE, "tls") for body in TLS_DEMANDS),
+        (answer(400, b'{"message":"%s"}' % TLS_DEMANDS[0]), Action.BISECT, "rejected"),
+        (answer(400, b"<title>400 Bad Request</title>", "text/html"), Action.BISECT, "rejected"),
         (answer(401, KEY_BODY), Action.CHANGE_KEY, "subscription_key"),
         (answer(401, b'{"message":"JWT not present."}'), Action.RENEW_TOKEN, "token"),
         (answer(403), Action.PAUSE, "forbidden"),
