@@ -50,8 +50,8 @@ def test_nothing_is_up_to_date_while_a_topic_is_behind(group: Group, broker: Bro
     running.wait_until(lambda: len(partitions(running)) == 2, "it has both partitions")
     running.wait_until(lambda: headline(running)[0] == DONE, "the empty topic is delivered")
     broker.produce(group.topic, values(sample, 0, 5000))
-    time.sleep(3)  # an end is queried once a second, and a snapshot taken
-    seen = [headline(running) for _ in range(10) if not time.sleep(0.5)]
+    running.wait_until(lambda: "records behind, about" in headline(running)[1], "the page says how long it takes")
+    seen = [headline(running) for _ in range(10) if not time.sleep(0.2)]
     assert {title for title, _ in seen} == {"Delivering"}, seen
     assert all("records behind, about" in detail for _, detail in seen), seen
     live = Admin(running).status()
@@ -73,7 +73,7 @@ def test_records_behind_an_open_transaction_are_not_delivered(
     running.wait_until(lambda: headline(running)[0] != DONE, "the page says that it is not")
     time.sleep(1)  # after the records
     until = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    time.sleep(3)  # not in the future; and an end is queried once a second
+    time.sleep(1)  # the ends are queried several times
     assert running.stop().returncode == 0
     running = group.member()
     running.wait_until(lambda: len(partitions(running)) == 2, "it has both partitions")
@@ -169,10 +169,11 @@ def test_the_offset_passes_an_end_without_records(
         records = values(sample, 10, 15) if kind == "aborted" else values(sample, 3, 4)
         broker.produce(group.topic, records, partition=0, transaction=group.name, is_aborted=kind == "aborted")
     running.wait_until(group.is_settled, "the offset is at the end", limit_s=10)
+    settled_at = time.time()
     until = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    time.sleep(2)  # the status is a snapshot
+    running.wait_until(lambda: delivered_until(running) > settled_at + 0.5, "the status is newer")
     before = committed_transactions(running)
-    time.sleep(3)
+    running.wait_until(lambda: delivered_until(running) > settled_at + 2, "positions could have been saved again")
     assert committed_transactions(running) == before, "nothing is committed while nothing moves"
     assert shipper.run("status", "--until", until, check=False).returncode == 0
     assert running.stop().returncode == 0
@@ -182,6 +183,11 @@ def test_the_offset_passes_an_end_without_records(
     group.finish(running)
     assert "deleted before they were read" not in running.stderr
     service.assert_holds_exactly([*sample.ids[: 4 if kind == "marker" else 3], *sample.ids[4:6]])
+
+
+def delivered_until(running: Running) -> float:
+    """Return up to when both partitions are delivered; 0 = unknown."""
+    return min(each["delivered_until"] or 0.0 for each in partitions(running))
 
 
 def committed_transactions(running: Running) -> int:
