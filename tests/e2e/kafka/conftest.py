@@ -1,4 +1,4 @@
-"""A broker for all tests of a process, and a separate group for each test."""
+"""A broker for all tests of this folder in a process, and a separate group for each test."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Broker]:
     return lambda **options: Broker(tmp_path_factory.mktemp("kafka"), **options)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # an idle broker takes a thirtieth of a core
 def _broker(_start: Callable[..., Broker]) -> Iterator[Broker]:
     with _start(is_secure=True) as broker:
         yield broker
