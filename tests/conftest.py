@@ -7,6 +7,7 @@ import os
 import signal
 from contextlib import suppress
 from importlib import import_module
+from itertools import islice
 from random import Random, SystemRandom
 
 import pytest
@@ -16,6 +17,8 @@ from shipper.system.native import ENGINE
 
 # Show the values of failed assertions in these helpers, too.
 pytest.register_assert_rewrite("tests.e2e.driver", "tests.e2e.files", "tests.in_process")
+gc.disable()  # until all is collected: imports and collected items are hardly garbage
+
 pytest_plugins = ["tests.certificates", "tests.reporter"]
 
 settings.register_profile("shipper", deadline=None)  # a busy machine must fail no test
@@ -53,19 +56,42 @@ def pytest_sessionstart(session: pytest.Session) -> None:
                 import_module(name)
 
 
+@pytest.hookimpl(trylast=True)  # after the selection, as the shares depend on the number of tests
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """
-    Run the slowest tests first, so that no worker waits for another at the end.
+    Let each worker start with tests that take long or share an expensive fixture: slow ones, a browser, a broker.
 
-    Group the tests with a browser, so that few workers start one.
+    So no worker waits for another at the end, and few workers start a browser or a broker: an idle worker takes over
+    tests from the end of another's share. The tests with a broker are two such groups, as they mostly wait.
     """
-    items.sort(key=lambda item: (item.get_closest_marker("early") is None, "browser" not in item.fixturenames))
+    with_broker = sorted({item.path for item in items if "_broker" in item.fixturenames})
+
+    def group_of(item: pytest.Function) -> int:
+        if item.get_closest_marker("early"):
+            return 0
+        if "_broker" in item.fixturenames:
+            return 1 if item.path in with_broker[: len(with_broker) // 2] else 2
+        return 3 if "browser" in item.fixturenames else 4
+
+    groups: list[list[pytest.Function]] = [[] for _ in range(5)]
+    for item in items:
+        groups[group_of(item)].append(item)
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    left, rest = len(items), iter(groups.pop())
+    items.clear()
+    for worker in range(workers):
+        share = left // (workers - worker)  # as pytest-xdist divides them
+        left -= share
+        begin = [item for group in groups[worker::workers] for item in group]
+        items += [*begin, *islice(rest, max(0, share - len(begin)))]
+    items += rest
 
 
 def pytest_collection_finish() -> None:
     """Exclude imported and collected objects from garbage collection, which would take a sixth of the test time."""
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
+    gc.enable()
 
 
 def pytest_report_header() -> list[str]:

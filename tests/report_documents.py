@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import cache
 
 from msgspec.structs import replace
 
@@ -124,7 +125,12 @@ def seeded(start: date, end: date, **changes: object) -> wire.DailyReport:
 def months(count: int = 3) -> list[ReportVersion]:
     """Make monthly reports from October 2025 on; November's is restated."""
     ends = [date(2025, 10, 31), date(2025, 11, 30), date(2025, 12, 31), date(2026, 1, 31)][:count]
-    return [fetched(seeded(end.replace(day=1), end), is_restated=end.month == 11) for end in ends]
+    return [_month(end) for end in ends]
+
+
+@cache
+def _month(end: date) -> ReportVersion:
+    return fetched(seeded(end.replace(day=1), end), is_restated=end.month == 11)
 
 
 def hostile() -> wire.DailyReport:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +34,6 @@ class Sample:
         ids: Their EventIds, in order.
     """
 
-    path: Path
     lines: list[bytes]
     ids: list[str]
 
@@ -45,11 +46,17 @@ def _warm_starts() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    path = tmp_path_factory.mktemp("sample") / "events.ndjson"
-    lines = [*sample_lines(SAMPLE_EVENTS, seed=SEED, end=datetime.now(UTC))]
-    path.write_bytes(b"".join(lines))
+    folder = tmp_path_factory.getbasetemp()
+    path = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "sample.ndjson"
+    if not path.exists():  # else another process of this run has made it, in a second or two
+        own = tmp_path_factory.mktemp("sample") / "events.ndjson"
+        own.write_bytes(b"".join(sample_lines(SAMPLE_EVENTS, seed=SEED, end=datetime.now(UTC))))
+        with suppress(FileExistsError):
+            path.hardlink_to(own)
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == SAMPLE_EVENTS
     assert {line[:12] for line in lines} == {b'{"EventId":"'}
-    return Sample(path, lines, [line[12:48].decode() for line in lines])
+    return Sample(lines, [line[12:48].decode() for line in lines])
 
 
 @pytest.fixture(scope="session")

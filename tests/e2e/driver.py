@@ -141,27 +141,37 @@ class State:
 
 
 def read_state(directory: Path) -> State:
-    """Read a copy: opening the original would recover its log, which the next start of shipper must do."""
+    """
+    Read the database if it has no log, otherwise a copy of both.
+
+    Opening the original would recover its log, which the next start of shipper must do.
+    """
     database = directory / "state.db"
     if not database.exists():
         return State()
+    if not database.with_name("state.db-wal").exists():
+        return _read_database(f"{database.absolute().as_uri()}?immutable=1")
     with tempfile.TemporaryDirectory() as folder:
         for name in ("state.db", "state.db-wal"):
-            if (directory / name).exists():
+            with suppress(FileNotFoundError):
                 shutil.copy(directory / name, folder)
-        with closing(sqlite3.connect(Path(folder, "state.db"))) as db:
-            db.text_factory = os.fsdecode  # paths need not be UTF-8
-            if not db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-                return State()  # killed before its first transaction
-            totals = db.execute("SELECT read, accepted, dead_lettered, duplicates, purged FROM totals").fetchone()
-            letters = db.execute(
-                "SELECT stream_id, path, start_offset, end_offset, rule, raw, id, attempts, message, status, delivery, "
-                "event_id FROM dead_letters ORDER BY id"
-            )
-            checkpoints = db.execute(
-                "SELECT stream_id, kind, path, checkpoint FROM streams WHERE checkpoint > 0 ORDER BY stream_id"
-            )
-            return State(*totals, tuple(DeadLetter(*row) for row in letters), tuple(checkpoints))
+        return _read_database(Path(folder, "state.db").as_uri())
+
+
+def _read_database(uri: str) -> State:
+    with closing(sqlite3.connect(uri, uri=True)) as db:
+        db.text_factory = os.fsdecode  # paths need not be UTF-8
+        if not db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+            return State()  # killed before its first transaction
+        totals = db.execute("SELECT read, accepted, dead_lettered, duplicates, purged FROM totals").fetchone()
+        letters = db.execute(
+            "SELECT stream_id, path, start_offset, end_offset, rule, raw, id, attempts, message, status, delivery, "
+            "event_id FROM dead_letters ORDER BY id"
+        )
+        checkpoints = db.execute(
+            "SELECT stream_id, kind, path, checkpoint FROM streams WHERE checkpoint > 0 ORDER BY stream_id"
+        )
+        return State(*totals, tuple(DeadLetter(*row) for row in letters), tuple(checkpoints))
 
 
 def assert_accounted(

@@ -87,7 +87,7 @@ def test_wheels_built_from_the_tree_or_the_source_archive_contain_the_examples_a
 def test_an_installed_wheel_writes_and_checks_its_examples_and_has_its_man_page(wheel: Path, tmp_path: Path):
     environment = tmp_path / "environment"
     assert_content(run(PYTHON, "-m", "venv", "--without-pip", environment))
-    pip = [sys.executable, "-m", "pip", "--python", environment / "bin/python", "install"]
+    pip = [sys.executable, "-m", "pip", "--python", environment / "bin/python", "install", "--no-compile"]
     assert_content(run(*pip, wheel, env=os.environ | OFFLINE))
     link_dependencies(environment)
     shipper = environment / "bin/shipper"

@@ -170,7 +170,8 @@ def test_promtool_accepts_configuration_and_rules():
 
 
 def test_each_alert_fires_when_it_should_and_only_then():
-    assert_content(run(tool("promtool"), "test", "rules", PROMETHEUS / "alerts_test.yml"))
+    tests = (PROMETHEUS / name for name in ("alerts_test.yml", "alerts_days_test.yml"))
+    assert_content(run(tool("promtool"), "test", "rules", *tests))
 
 
 def test_the_tests_of_the_alerts_detect_every_alert_that_never_fires(tmp_path: Path):

@@ -11,13 +11,17 @@ import pytest
 
 from shipper.model.printable import printable, printable_json
 
-EVERY_CHARACTER = "".join(map(chr, range(sys.maxunicode + 1)))
 JOINERS = "\u200c\u200d"
 
 
 @cache
+def every_character() -> str:
+    return "".join(map(chr, range(sys.maxunicode + 1)))
+
+
+@cache
 def obeyed() -> set[str]:
-    return {each for each in EVERY_CHARACTER if unicodedata.category(each)[0] in "CZ"} - {" ", *JOINERS}
+    return {each for each in every_character() if unicodedata.category(each)[0] in "CZ"} - {" ", *JOINERS}
 
 
 def is_visible(text: str) -> bool:
@@ -26,10 +30,10 @@ def is_visible(text: str) -> bool:
 
 
 def test_no_control_character_reaches_a_terminal():
-    shown = printable(EVERY_CHARACTER)
+    shown = printable(every_character())
     assert is_visible(shown)
     shown.encode()
-    assert is_visible(printable(EVERY_CHARACTER[:0x3000], keep="\n\t").replace("\n", "").replace("\t", ""))
+    assert is_visible(printable(every_character()[:0x3000], keep="\n\t").replace("\n", "").replace("\t", ""))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +53,7 @@ def test_invisible_characters_are_escaped(text: str, shown: str):
 
 
 def test_json_stays_the_same_document():
-    text = EVERY_CHARACTER.encode(errors="ignore").decode()
+    text = every_character().encode(errors="ignore").decode()
     shown = printable_json(json.dumps([text], ensure_ascii=False))
     assert is_visible(shown)
     assert json.loads(shown) == [text]

@@ -69,7 +69,7 @@ group.consumer.min.session.timeout.ms=1000
 group.consumer.session.timeout.ms=6000
 group.consumer.min.heartbeat.interval.ms=500
 group.consumer.heartbeat.interval.ms=1000
-transaction.abort.timed.out.transaction.cleanup.interval.ms=1000
+transaction.abort.timed.out.transaction.cleanup.interval.ms=200
 log.retention.check.interval.ms=1000
 file.delete.delay.ms=100
 """

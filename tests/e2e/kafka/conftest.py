@@ -1,4 +1,4 @@
-"""A broker for all tests of a process, and a separate group for each test."""
+"""A broker for all tests of this folder in a process, and a separate group for each test."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ QUICK = {
     "input.kafka.session_timeout_seconds": 6,
     "input.kafka.revoke_wait_seconds": 2,
 }
+# What a member asks and saves once a second in a real start.
+_OFTEN = {"shipper.kafka.member._END_INTERVAL_S": 0.2, "shipper.kafka.member._POSITION_INTERVAL_S": 0.2}
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +35,7 @@ def _start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Broker]:
     return lambda **options: Broker(tmp_path_factory.mktemp("kafka"), **options)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # an idle broker takes a thirtieth of a core
 def _broker(_start: Callable[..., Broker]) -> Iterator[Broker]:
     with _start(is_secure=True) as broker:
         yield broker
@@ -57,6 +59,7 @@ class Group:
     def __init__(self, broker: Broker, shipper: Shipper, partitions: int = 2) -> None:
         self.broker = broker
         self.shipper = shipper
+        shipper.shortened = shipper.shortened | _OFTEN
         self.name = f"g{uuid.uuid4().hex[:8]}"
         self.topic = f"{self.name}.events"
         self.letters, self.ledger = f"{self.name}.dead-letters", f"{self.name}.ledger"

@@ -108,7 +108,7 @@ def test_a_member_stopped_past_its_session_commits_nothing_for_lost_partitions(
     group.shipper.target = fake.target
     broker.produce(group.topic, values(sample, 0, 100))
     fake.default = HANG
-    first = group.member()
+    first = group.member({"input.kafka.session_timeout_seconds": 3})
     first.wait_until(lambda: fake.requests, "a request hangs")
     os.kill(first.pid, signal.SIGSTOP)
     second = group.member()
@@ -134,7 +134,7 @@ def test_records_of_a_regained_partition_are_not_counted_as_duplicates(
     """Records are accepted but not saved, the partition is lost, and the same process reads them again."""
     group.shipper.target = fake.target
     broker.produce(group.topic, values(sample, 0, 100))
-    running = group.member({"state.commit_interval_seconds": 60})
+    running = group.member({"state.commit_interval_seconds": 60, "input.kafka.session_timeout_seconds": 3})
     running.wait_until(lambda: len(fake.event_ids()) == 100, "all are accepted, and nothing is saved")
     os.kill(running.pid, signal.SIGSTOP)
     admin = broker.admin

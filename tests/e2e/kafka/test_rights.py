@@ -106,9 +106,11 @@ def test_a_password_that_is_changed_in_the_brokers_and_then_in_its_file_is_used_
 ):
     shortened = {
         "shipper.kafka.member._PASSWORD_INTERVAL_S": 0.5,
-        "shipper.kafka.member_status._LOGIN_RETRY_S": 12.0,
+        "shipper.kafka.member_status._LOGIN_RETRY_S": 3.0,
     }
     secure.shipper.shortened = secure.shipper.shortened | shortened
+    text = secure.shipper.config.read_text() + "client = { 'reconnect.backoff.max.ms' = 1000 }\n"
+    secure.shipper.config.write_text(text)
     file = secure.shipper.folder / "password"
     secure.broker.produce(secure.topic, values(sample, 0, 10))
     running = secure.member()
@@ -169,7 +171,7 @@ def test_a_right_missing_at_startup_is_named(name: str, secure: Group):
 
 
 def test_a_right_that_is_granted_again_is_noticed_without_a_record(secure: Group, service: Service, sample: Sample):
-    shortened = {"shipper.kafka.member._TOPIC_INTERVAL_S": 2.0}
+    shortened = {"shipper.kafka.member._TOPIC_INTERVAL_S": 0.5}
     secure.shipper.shortened = secure.shipper.shortened | shortened
     secure.broker.produce(secure.topic, values(sample, 0, 10))
     running = secure.member()
@@ -178,7 +180,7 @@ def test_a_right_that_is_granted_again_is_noticed_without_a_record(secure: Group
     try:
         message = needed(secure, "topic")
         running.wait_until(lambda: message in pauses(running).get("broker_forbidden", ""), f"{message} is reported")
-        time.sleep(4)
+        time.sleep(1)
         assert pauses(running), "two queries later it is still reported"
     finally:
         secure.broker.grant(secure.rights["topic"])
