@@ -588,11 +588,12 @@ def test_a_state_directory_on_a_file_system_without_locks_is_reported_as_by_a_st
     def flock(*_: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
+    path = shipper.write("sample.ndjson", *sample.lines[:10])
     before = sorted(shipper.folder.rglob("*"))
     with monkeypatch.context() as patched:
         patched.setattr("fcntl.flock", flock)
         checked = check(shipper)
-        refused = shipper.backfill(sample.path, check=False)
+        refused = shipper.backfill(path, check=False)
     assert (checked.code, checked.failed()) == (2, ["state.directory"])
     what = checked.what("state.directory")
     assert f"cannot lock {shipper.state}/lock (No locks available)" in what
