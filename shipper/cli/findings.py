@@ -27,7 +27,7 @@ from shipper.codec.rules import latest_timestamp
 from shipper.config.mapping import FIELDS, is_nested
 from shipper.config.settings import Settings
 from shipper.model.errors import SourceError
-from shipper.model.framing import CsvRows, Framing
+from shipper.model.framing import CR_LINES, CsvRows, Framing
 from shipper.model.printable import printable
 from shipper.model.records import Chunk, Rejection, Stream
 from shipper.sources.reader import READ_BYTES
@@ -344,6 +344,8 @@ def describe_kind(head: bytes, *, is_csv: bool) -> str:
     if text.startswith(b"{") and not text.partition(b"\n")[0].rstrip().endswith(b"}"):
         return f"its objects span several lines; write one per line: jq -c . ({_JQ})"
     if not is_csv and not text.startswith((b"{", b"[")):
+        if b"\r" in text.partition(b"\n")[0].rstrip():
+            return CR_LINES
         lines = text.split(b"\n")[:_TITLE_LINES]
         tables = [max(map(line.count, _DELIMITERS)) > 1 for line in lines]
         if any(tables):

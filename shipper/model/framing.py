@@ -20,6 +20,7 @@ Format = Literal["ndjson", "csv", "batch"]
 # Case-folded names of columns that distinguish a header from any other first line.
 WIRE_COLUMNS: Final = frozenset(name.casefold() for name in ActivityEvent.__struct_fields__)
 
+CR_LINES: Final = "its lines end with CR alone; convert them: tr '\\r' '\\n'"
 OTHER_HEADER: Final = (
     "is a header with the columns in another order, so the rows after it would be misread; move them into a file of "
     "their own, with this header"
@@ -106,6 +107,7 @@ class CsvRows:
 
     Attributes:
         header: The unchanged first row, with its newline and the blank lines before it; it is not a record.
+        is_unreadable: Whether the header is not a row of CSV, for example as its line ends with CR alone.
         repeated: The numbers, from 1, of the first two columns with the same name; None if there are none.
     """
 
@@ -116,6 +118,7 @@ class CsvRows:
         self.delimiter = delimiter
         self._mark = delimiter.encode()
         self.names = self._names_in(header)
+        self.is_unreadable = not self.names and bool(header[_header_start(header) :].strip(BLANKS))
         self.repeated = _find_repeated(self.names)
         mark = re.escape(self._mark)
         value = rb'(?:%b|(?!")[^%b\n]*)'

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from shipper.model.errors import SourceError
 from shipper.model.framing import (
+    CR_LINES,
     LINES,
     OTHER_HEADER,
     WIRE_COLUMNS,
@@ -390,7 +391,9 @@ class StreamReader:
         return True
 
     def _check_header(self, rows: CsvRows) -> None:
-        """Raise for a header that is too large to keep in memory, or that repeats a column."""
+        """Raise for a header that is not CSV, too large to keep in memory, or that repeats a column."""
+        if rows.is_unreadable:
+            raise SourceError(f"{self.path}: {CR_LINES}")
         columns, length = len(rows.names), len(rows.header)
         if columns > _COLUMNS_MAX or length > _HEADER_BYTES_MAX:
             raise SourceError(

@@ -15,7 +15,7 @@ import anyio
 import structlog
 
 from shipper.model.errors import SourceError, StateError
-from shipper.model.framing import CUT_MARK, LINES, OTHER_HEADER, CsvRows, ElementScan, Framing
+from shipper.model.framing import CR_LINES, CUT_MARK, LINES, OTHER_HEADER, CsvRows, ElementScan, Framing
 from shipper.sources.content import compression_of, is_partial_magic
 from shipper.sources.disk import NoSpaceError
 from shipper.sources.reader import READ_BYTES, InputForm
@@ -230,6 +230,8 @@ class SpoolFramer:
                 return b""
             self._pending.clear()
             if isinstance(self._framing, CsvRows):
+                if self._framing.is_unreadable:
+                    raise SourceError(f"standard input: {CR_LINES}")
                 self.header, self.delimiter = self._framing.header, self._framing.delimiter
                 data = data[len(self.header) :]
         if isinstance(self._framing, CsvRows):
