@@ -39,6 +39,7 @@ _SHAPE_CHARACTERS: Final = 60
 _HEAD_BYTES: Final = 1024
 _ARRAY: Final = re.compile(rb'\{\s*"([A-Za-z_]\w*)"\s*:\s*\[\s*\{')
 _JQ: Final = "jq 1.7 or newer, as older ones round long numbers"
+_TEXT: Final = re.compile(rb'\{[^\n]*?"([A-Za-z_]\w*)"\s*:\s*"\{\\"')
 _TITLE_LINES: Final = 5  # that may precede a header
 _DELIMITERS: Final = (b",", b";", b"\t", b"|")
 _UNREADABLE_RULES: Final = {"json", "encoding", "csv"}
@@ -189,6 +190,9 @@ class Validation:
             advice = _describe_array(head)
         if file is not None and advice in {CSV, ""}:
             lacking = [FIELD_OF_RULE[rule] for rule, count in missing.items() if rule in FIELD_OF_RULE and count > half]
+            if len(lacking) > len(FIELDS) / 2 and (found := _TEXT.match(head)):
+                advice = f"its records are texts in a field; write one per line: jq -r '.{found[1].decode()}'"
+                lacking = []
             with suppress(SourceError):  # it was not read as CSV, and cannot be: its first row is no header
                 advice = self._mapping_for(file, lacking, is_unknown_csv=advice == CSV) or advice
         if advice:
@@ -341,10 +345,15 @@ def describe_kind(head: bytes, *, is_csv: bool) -> str:
         return "it is XML; records must be JSON, one object per line, or CSV"
     if wrapped := _describe_array(head):
         return wrapped
-    if text.startswith(b"{") and not text.partition(b"\n")[0].rstrip().endswith(b"}"):
+    line = text.partition(b"\n")[0].rstrip()
+    if line.startswith(b"{") and line.endswith(b"},") and line.count(b"{") == line.count(b"}"):
+        return "its lines end with commas; remove them: sed 's/,[[:space:]]*$//'"
+    if b'{"' in line[1:] and not line.startswith((b"{", b"[")) and line.endswith(b"}"):
+        return "its lines have text before the object; remove it: sed 's/^[^{]*//'"
+    if text.startswith(b"{") and not line.endswith(b"}"):
         return f"its objects span several lines; write one per line: jq -c . ({_JQ})"
     if not is_csv and not text.startswith((b"{", b"[")):
-        if b"\r" in text.partition(b"\n")[0].rstrip():
+        if b"\r" in line:
             return CR_LINES
         lines = text.split(b"\n")[:_TITLE_LINES]
         tables = [max(map(line.count, _DELIMITERS)) > 1 for line in lines]
