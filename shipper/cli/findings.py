@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from shipper.codec.rules import latest_timestamp
 from shipper.config.mapping import FIELDS, is_nested
 from shipper.config.settings import Settings
 from shipper.model.errors import SourceError
-from shipper.model.framing import CsvRows, Framing
+from shipper.model.framing import CR_LINES, CsvRows, Framing
 from shipper.model.printable import printable
 from shipper.model.records import Chunk, Rejection, Stream
 from shipper.sources.reader import READ_BYTES
@@ -37,6 +38,8 @@ _NAMES_SHOWN: Final = 20
 _SHAPE_CHARACTERS: Final = 60
 _HEAD_BYTES: Final = 1024
 _ARRAY: Final = re.compile(rb'\{\s*"([A-Za-z_]\w*)"\s*:\s*\[\s*\{')
+_JQ: Final = "jq 1.7 or newer, as older ones round long numbers"
+_TEXT: Final = re.compile(rb'\{[^\n]*?"([A-Za-z_]\w*)"\s*:\s*"\{\\"')
 _TITLE_LINES: Final = 5  # that may precede a header
 _DELIMITERS: Final = (b",", b";", b"\t", b"|")
 _UNREADABLE_RULES: Final = {"json", "encoding", "csv"}
@@ -47,6 +50,8 @@ CSV: Final = (
     'input.format = "csv", or map the columns; otherwise add a header'
 )
 _CODES_SHOWN: Final = 20  # of each field
+# Texts that programs write for a missing value, and traces of a conversion to a number and of an escape.
+_DOUBTFUL: Final = re.compile(r"(\\N|#?N/A|nan|none|null|undefined)|[0-9]+(\.0)|(?s:.*(\\).*)", re.IGNORECASE)
 
 
 class Example(msgspec.Struct):
@@ -89,6 +94,7 @@ class Findings(msgspec.Struct):
     The results of all inputs; `records == good + duplicates + failed`.
 
     Attributes:
+        doubtful: By field, how many of the first good records have which of `NULL`, `.0` and the like.
         unlisted: By field, the number of good records with a code that `values` of `records.mapping` does not list.
         without_header: CSV inputs without any known column name; their column names are not reported as unknown
             fields, as they may be values.
@@ -103,6 +109,7 @@ class Findings(msgspec.Struct):
     rules: dict[str, BrokenRule] = {}
     normalized: dict[str, int] = {}
     unknown_fields: dict[str, int] = {}
+    doubtful: dict[str, dict[str, int]] = {}
     unlisted: dict[str, int] = {}
     unlisted_codes: dict[str, list[str]] = {}
     without_header: list[str] = []
@@ -118,7 +125,8 @@ class Validation:
         self._shows_values = shows_values
         self._sources = sources = settings.records.field_sources
         self._unmapped = SourceMapping({field: replace(source, values={}) for field, source in sources.items()})
-        self._known_names = SourceMapping(sources).names
+        self._mapped = SourceMapping(sources)
+        self._known_names = self._mapped.names
         self._mapped_names = {path for source in sources.values() for path in source.paths if not is_nested(path)}
         self._hidden_names: set[str] = set()
         self._similar: dict[str, str] = {}  # missing column -> column whose name differs only in case or blanks
@@ -127,6 +135,7 @@ class Validation:
         self._latest = latest_timestamp(time.time(), settings.records.max_future_seconds)
         self._remedies: dict[str, Remedy] = {}
         self._examined = 0  # records searched for unlisted codes
+        self._doubted = 0  # and for doubtful texts
         self.findings = Findings()
 
     def add(self, name: str, chunks: Iterator[Chunk], *, lines_before: int = 0, file: Path | None = None) -> None:
@@ -159,6 +168,7 @@ class Validation:
                     faults = rejection.faults or {rejection.rule: rejection.message}
                     missing.update(rule for rule, message in faults.items() if message.endswith(IS_MISSING))
                     self._add_faults(name, rejection, faults, chunk, lines_before)
+            self._add_doubtful_texts(chunk, rejected)
             if self._shows_values:
                 self._add_unlisted_codes(chunk, rejected)
             lines_before += chunk.data.count(b"\n") or 1
@@ -174,10 +184,15 @@ class Validation:
         advice = ""
         if unreadable.total() > half:
             advice = encoding_advice(head) if unreadable["encoding"] else describe_kind(head, is_csv=is_csv)
+            if unreadable["encoding"]:
+                findings.rules["encoding"].advice = [advice]
         elif findings.records - records_before == findings.failed - failed_before == 1:
             advice = _describe_array(head)
         if file is not None and advice in {CSV, ""}:
             lacking = [FIELD_OF_RULE[rule] for rule, count in missing.items() if rule in FIELD_OF_RULE and count > half]
+            if len(lacking) > len(FIELDS) / 2 and (found := _TEXT.match(head)):
+                advice = f"its records are texts in a field; write one per line: jq -r '.{found[1].decode()}'"
+                lacking = []
             with suppress(SourceError):  # it was not read as CSV, and cannot be: its first row is no header
                 advice = self._mapping_for(file, lacking, is_unknown_csv=advice == CSV) or advice
         if advice:
@@ -217,6 +232,18 @@ class Validation:
         source = self._sources.get(example.field)
         if source is not None and code_text(value) in source.values:
             example.becomes = repr(source.values[code_text(value)])
+
+    def _add_doubtful_texts(self, chunk: Chunk, rejected: Collection[int]) -> None:
+        """Count texts in the first good records that may not be what was meant, by what is doubtful about them."""
+        records = documents_in(chunk) if self._doubted < _EXAMINED_MAX else iter(())
+        for offset, document in islice(records, _EXAMINED_MAX - self._doubted):
+            self._doubted += 1
+            columns = self._mapped.columns([document]) if offset not in rejected else []
+            for field, (value,) in zip(FIELDS, columns, strict=False):
+                if isinstance(value, str) and (found := _DOUBTFUL.fullmatch(value)):
+                    counts = self.findings.doubtful.setdefault(field, {})
+                    mark = found[found.lastindex or 0]
+                    counts[mark] = counts.get(mark, 0) + 1
 
     def _add_unlisted_codes(self, chunk: Chunk, rejected: Collection[int]) -> None:
         """Find the codes of good records that `values` does not list, if there are any in the first records."""
@@ -280,6 +307,8 @@ class Validation:
         if findings.unknown_fields:
             unknown = _format_counts(findings.unknown_fields)
             parts.append(f"unknown fields ({self._settings.records.unknown_fields}): {unknown}")
+        for field, marks in findings.doubtful.items():
+            parts.append(f"{field}: doubtful texts are sent unchanged, see docs/records.md: {_format_counts(marks)}")
         if findings.unlisted:
             counts = _format_counts(findings.unlisted)
             more = "" if self._shows_values else "; --show-values names them"
@@ -316,9 +345,16 @@ def describe_kind(head: bytes, *, is_csv: bool) -> str:
         return "it is XML; records must be JSON, one object per line, or CSV"
     if wrapped := _describe_array(head):
         return wrapped
-    if text.startswith(b"{") and not text.partition(b"\n")[0].rstrip().endswith(b"}"):
-        return "its objects span several lines; write one per line: jq -c ."
+    line = text.partition(b"\n")[0].rstrip()
+    if line.startswith(b"{") and line.endswith(b"},") and line.count(b"{") == line.count(b"}"):
+        return "its lines end with commas; remove them: sed 's/,[[:space:]]*$//'"
+    if b'{"' in line[1:] and not line.startswith((b"{", b"[")) and line.endswith(b"}"):
+        return "its lines have text before the object; remove it: sed 's/^[^{]*//'"
+    if text.startswith(b"{") and not line.endswith(b"}"):
+        return f"its objects span several lines; write one per line: jq -c . ({_JQ})"
     if not is_csv and not text.startswith((b"{", b"[")):
+        if b"\r" in line:
+            return CR_LINES
         lines = text.split(b"\n")[:_TITLE_LINES]
         tables = [max(map(line.count, _DELIMITERS)) > 1 for line in lines]
         if any(tables):
@@ -329,7 +365,7 @@ def describe_kind(head: bytes, *, is_csv: bool) -> str:
 def _describe_array(head: bytes) -> str:
     """Describe a file that is one object with an array of records by its first bytes; empty if it is not."""
     found = _ARRAY.match(head.removeprefix(codecs.BOM_UTF8).lstrip())
-    return f"its records are in an array; write one per line: jq -c '.{found[1].decode()}[]'" if found else ""
+    return f"its records are in an array; write one per line: jq -c '.{found[1].decode()}[]' ({_JQ})" if found else ""
 
 
 def shape_of(value: object) -> str:

@@ -100,8 +100,10 @@ def _why_no_mapping(path: Path, settings: Settings) -> str:
 
 def encoding_advice(head: bytes) -> str:
     """Return how to convert an input that is not UTF-8, from its first bytes."""
-    if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+    if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or head[1:8:2] == bytes(4):
         return "it is UTF-16; convert it: iconv -f UTF-16 -t UTF-8"
+    if b"\0" in head:
+        return "it is not text, but an archive, a spreadsheet or the like; export it as CSV or JSON lines"
     return "it is not UTF-8; convert it, for example: iconv -f WINDOWS-1252 -t UTF-8"
 
 

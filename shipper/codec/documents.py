@@ -31,6 +31,8 @@ def read_rows(raws: Sequence[bytes], framing: CsvRows) -> tuple[list[dict[str, s
         return [], dict.fromkeys(range(len(raws)), fault)
     names = framing.names
     with suppress(UnicodeDecodeError, csv.Error):
+        if any(b"\n" in raw for raw in raws):
+            raise csv.Error  # each of them is examined below
         rows = list(csv.reader([raw.decode() for raw in raws], delimiter=framing.delimiter, strict=True))
         if list(map(len, rows)) == [len(names)] * len(raws):
             return [dict(zip(names, row, strict=True)) for row in rows], {}
@@ -45,11 +47,18 @@ def read_rows(raws: Sequence[bytes], framing: CsvRows) -> tuple[list[dict[str, s
             faults[index] = "csv", f"the row is not CSV: {error}"
         else:
             row = rows[0] if len(rows) == 1 else []
-            if len(row) == len(names):
+            if any(holds_rows(value, framing) for value in row):
+                faults[index] = "csv", "a quoted value contains another row; is a quote missing or too many?"
+            elif len(row) == len(names):
                 documents.append(dict(zip(names, row, strict=True)))
             else:
                 faults[index] = "csv", f"the row has {len(row)} values, the header has {len(names)}"
     return documents, faults
+
+
+def holds_rows(value: str, framing: CsvRows) -> bool:
+    """Return whether a value has newlines, and the delimiters of as many rows: it was opened by a stray quote."""
+    return value.count(framing.delimiter) >= value.count("\n") * max(1, len(framing.names) - 1) and "\n" in value
 
 
 def read_document(raw: bytes, framing: Framing) -> Mapping[str, Any]:

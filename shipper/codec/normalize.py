@@ -31,7 +31,8 @@ _UUID: Final = re.compile(
     r"(?:urn:uuid:)?(\{)?([0-9a-f]{8})(-?)([0-9a-f]{4})\3([0-9a-f]{4})\3([0-9a-f]{4})\3([0-9a-f]{12})(?(1)\})"
 )
 _FRACTION: Final = re.compile(r"(?<=[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2})\.[0-9]+(?=$|[Zz+-])", re.MULTILINE)
-_UTC: Final = re.compile(r"[+-]00:?00$", re.MULTILINE)
+_UTC: Final = re.compile(r"[+-]00(?::?00)?$", re.MULTILINE)
+_HOURS: Final = re.compile(r"(?<=[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2})[+-][0-9]{2}$")  # an offset without minutes
 _NUMBER: Final = re.compile(r"[0-9]{1,30}")  # longer than any identifier, short enough to be converted at once
 _NUMBERS: Final = re.compile(rf"{_NUMBER.pattern}(?:\n{_NUMBER.pattern})*")
 _NUMBER_END: Final = 10**30
@@ -127,7 +128,7 @@ def timestamps(column: Column, *, zone: tzinfo | None) -> Column:
 
 
 def _timestamp(value: str, *, zone: tzinfo | None) -> str:
-    text = _FRACTION.sub("", value.strip(_BLANKS))
+    text = _HOURS.sub(r"\g<0>:00", _FRACTION.sub("", value.strip(_BLANKS)))
     try:
         instant = _instant(msgspec.json.encode(text))
         if instant.tzinfo is None:

@@ -20,6 +20,12 @@ Format = Literal["ndjson", "csv", "batch"]
 # Case-folded names of columns that distinguish a header from any other first line.
 WIRE_COLUMNS: Final = frozenset(name.casefold() for name in ActivityEvent.__struct_fields__)
 
+CR_LINES: Final = "its lines end with CR alone; convert them: tr '\\r' '\\n'"
+OTHER_HEADER: Final = (
+    "is a header with the columns in another order, so the rows after it would be misread; move them into a file of "
+    "their own, with this header"
+)
+
 # In the spool, follows the beginning of an overlong line; the length of the line follows once known.
 CUT_MARK: Final = b"\0\0cut:"
 
@@ -101,6 +107,7 @@ class CsvRows:
 
     Attributes:
         header: The unchanged first row, with its newline and the blank lines before it; it is not a record.
+        is_unreadable: Whether the header is not a row of CSV, for example as its line ends with CR alone.
         repeated: The numbers, from 1, of the first two columns with the same name; None if there are none.
     """
 
@@ -110,11 +117,8 @@ class CsvRows:
         self.header = header
         self.delimiter = delimiter
         self._mark = delimiter.encode()
-        text = header[_header_start(header) :].decode("utf-8", "backslashreplace")
-        try:
-            self.names = [name.strip() for name in next(csv.reader([text], delimiter=delimiter), [])]
-        except csv.Error:
-            self.names = []  # no row has this number of values
+        self.names = self._names_in(header)
+        self.is_unreadable = not self.names and bool(header[_header_start(header) :].strip(BLANKS))
         self.repeated = _find_repeated(self.names)
         mark = re.escape(self._mark)
         value = rb'(?:%b|(?!")[^%b\n]*)'
@@ -122,6 +126,25 @@ class CsvRows:
         self._row = re.compile(rb"%b(?:%b%b)*\r?(?:\n|\Z)" % (whole, mark, whole))
         # The group does not match if the values are not followed by the end of a row.
         self._partial_row = re.compile(rb"%b(?:%b%b)*(\r?(?:\n|\Z))?" % (partial, mark, partial))
+
+    def _names_in(self, header: bytes) -> list[str]:
+        text = header[_header_start(header) :].decode("utf-8", "backslashreplace")
+        try:
+            return [name.strip() for name in next(csv.reader([text], delimiter=self.delimiter), [])]
+        except csv.Error:
+            return []  # no row has this number of values
+
+    def find_other_header(self, data: bytes) -> int:
+        """Return the start of the first line with the names of the header in another order; -1 if there is none."""
+        longest = max(self.names, key=len, default="").encode()
+        at = data.find(longest) if longest else -1
+        while at >= 0:
+            start, end = data.rfind(b"\n", 0, at) + 1, data.find(b"\n", at) + 1 or len(data)
+            names = self._names_in(data[start:end])
+            if names != self.names and sorted(names) == sorted(self.names):
+                return start
+            at = data.find(longest, end)
+        return -1
 
     def cut(self, data: bytes, *, is_final: bool) -> int:
         if is_final:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from shipper.model.errors import SourceError
 from shipper.model.framing import (
+    CR_LINES,
     LINES,
+    OTHER_HEADER,
     WIRE_COLUMNS,
     BatchElements,
     CsvRows,
@@ -389,7 +391,9 @@ class StreamReader:
         return True
 
     def _check_header(self, rows: CsvRows) -> None:
-        """Raise for a header that is too large to keep in memory, or that repeats a column."""
+        """Raise for a header that is not CSV, too large to keep in memory, or that repeats a column."""
+        if rows.is_unreadable:
+            raise SourceError(f"{self.path}: {CR_LINES}")
         columns, length = len(rows.names), len(rows.header)
         if columns > _COLUMNS_MAX or length > _HEADER_BYTES_MAX:
             raise SourceError(
@@ -415,6 +419,7 @@ class StreamReader:
             if not end and len(data) == length:
                 end = len(data) - len(data.lstrip(b"\0"))  # a hole
             if end:
+                end = self._end_before_other_header(data[:end])
                 return self._advance(data[:end], self.offset + end)
             if len(data) < length:
                 lines = data[: data.rfind(b"\n") + 1]
@@ -430,6 +435,16 @@ class StreamReader:
             f"{self.path}: no record of the format {self.stream.framing.format} ends within input.max_record_bytes, "
             f"which is {self._max_record_bytes}, from byte {self.offset} on; is input.format correct?"
         )
+
+    def _end_before_other_header(self, data: bytes) -> int:
+        """Return how many bytes belong to the header of the file; raise if they begin with another header."""
+        rows = self.stream.framing
+        if not isinstance(rows, CsvRows) or self.stream.kind != "file":  # the spool was checked when it was written
+            return len(data)
+        end = rows.find_other_header(data)
+        if end == 0:
+            raise SourceError(f"{self.path}: the line at byte {self.offset} {OTHER_HEADER}")
+        return end if end > 0 else len(data)
 
     def _skip_long_line(self, *, is_final: bool) -> Chunk | None:
         """Search block by block for the end of an overlong line; its bytes are not kept."""

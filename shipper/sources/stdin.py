@@ -15,7 +15,7 @@ import anyio
 import structlog
 
 from shipper.model.errors import SourceError, StateError
-from shipper.model.framing import CUT_MARK, LINES, CsvRows, ElementScan, Framing
+from shipper.model.framing import CR_LINES, CUT_MARK, LINES, OTHER_HEADER, CsvRows, ElementScan, Framing
 from shipper.sources.content import compression_of, is_partial_magic
 from shipper.sources.disk import NoSpaceError
 from shipper.sources.reader import READ_BYTES, InputForm
@@ -184,6 +184,7 @@ class SpoolFramer:
         self._open_row_searched = 0  # its length at the last search for its end
         self._open_line_bytes = 0
         self._is_line_cut = False
+        self._is_other_header = False  # reached
         self.header = b""
         self.delimiter = ""
 
@@ -229,6 +230,8 @@ class SpoolFramer:
                 return b""
             self._pending.clear()
             if isinstance(self._framing, CsvRows):
+                if self._framing.is_unreadable:
+                    raise SourceError(f"standard input: {CR_LINES}")
                 self.header, self.delimiter = self._framing.header, self._framing.delimiter
                 data = data[len(self.header) :]
         if isinstance(self._framing, CsvRows):
@@ -245,7 +248,15 @@ class SpoolFramer:
         return (b"\n" in data or b"[" in data) and self._sniffed <= _SNIFFED_SHARE * pending_bytes
 
     def _frame_rows(self, rows: CsvRows, data: bytes, *, is_final: bool) -> bytes:
+        if self._is_other_header:
+            raise SourceError(f"standard input: a line {OTHER_HEADER}")
         data = self._limit_line(data, is_final=is_final)
+        line_start = self._open_row.rfind(b"\n") + 1
+        last_line = bytes(self._open_row[line_start:])
+        other = rows.find_other_header(last_line + data)
+        if other >= 0:  # first return what is before it
+            self._is_other_header = True
+            data = data[: max(0, other - len(last_line))]
         self._open_row += data
         # If a long row arrives in small pieces, do not search for its end after each of them.
         if is_final or not _OPEN_ROW_BYTES < len(self._open_row) < 2 * self._open_row_searched:

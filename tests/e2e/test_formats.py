@@ -353,6 +353,35 @@ def test_a_header_with_a_repeated_column_is_refused_and_the_column_named(
     assert shipper.backfill(file, settings=settings).counts() == (3, 3, 0, 0, 0)
 
 
+def test_rows_after_a_header_in_another_order_are_not_read(shipper: Shipper, service: Service, sample: Sample):
+    """Two exports were joined: the values would arrive in the wrong fields, such as AffiliateID in Username."""
+    first, *others = documents(sample.lines[:3])
+    joined = csv_of([first]) + b"\xef\xbb\xbf" + csv_of(others, columns=list(reversed(first)))
+    file = shipper.write("joined.csv", joined)
+    words = "is a header with the columns in another order"
+    at = len(csv_of([first]))
+    shipper.run("validate", file).assert_ended(2, f"the line at byte {at} {words}")
+    result = shipper.backfill(file)
+    assert (result.returncode, result.counts()) == (4, (1, 1, 0, 0, 0))
+    assert f"the line at byte {at} {words}" in result.stderr
+    shipper.pipe(joined).assert_ended(2, f"standard input: a line {words}")
+
+    moved = shipper.write("moved.csv", joined[at:])
+    assert shipper.backfill(moved).counts() == (3, 2, 0, 1, 0), "with the row that `pipe` had stored"
+    service.assert_holds_exactly(sample.ids[:3])
+
+
+def test_csv_whose_lines_end_with_cr_alone_is_not_taken_for_a_header(shipper: Shipper, sample: Sample):
+    data = csv_of(documents(sample.lines[:3])).replace(b"\n", b"\r")
+    csv = {"input.format": "csv"}
+    words = "its lines end with CR alone; convert them: tr"
+    result = shipper.backfill(shipper.write("rows.csv", data), settings=csv)
+    assert (result.returncode, words in result.stderr) == (4, True), result
+    shipper.pipe(data, settings=csv).assert_ended(2, f"standard input: {words}")
+    assert words in shipper.run("validate", "rows.csv").stdout
+    assert shipper.pipe(b"\xef\xbb\xbf\n \r\n", settings=csv).counts() == (0, 0, 0, 0, 0), "no header either"
+
+
 def test_a_header_that_takes_much_memory_is_refused_but_one_with_many_columns_is_not(shipper: Shipper, sample: Sample):
     """The header stays in memory as long as the file exists."""
     (event,) = documents(sample.lines[:1])

@@ -10,7 +10,7 @@ import pytest
 
 from shipper.cli.config import toml_value
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Shipper
+from tests.e2e.driver import Shipper, changed
 from tests.e2e.fake_service import FakeService, events_of
 from tests.e2e.surroundings import csv_of, documents
 
@@ -64,6 +64,11 @@ def test_an_export_with_other_column_names_is_shipped_with_the_suggested_mapping
         (b"sep=,\nEventId,IP,BTag\n1,2,3\n", "delete the lines before the header"),
         (b"Players of May\n\nEventId;IP;BTag\n1;2;3\n", "delete the lines before the header"),
         (b"\xef\xbb\xbfsep=;\r\nEventId;IP;BTag\r\n1;2;3\r\n", "delete the lines before the header"),
+        (b'{"IP":"192.0.2.1"},\n' * 2, "its lines end with commas"),
+        (b'{"a":{"b":1},\n"c":2}\n', "its objects span several lines"),
+        (b'2026-03-01T14:05:09Z INFO {"IP":"192.0.2.1"}\n', "its lines have text before the object"),
+        (b'{"time":"now","log":"{\\"IP\\":\\"192.0.2.1\\"}\\n"}\n' * 2, "one per line: jq -r '.log'"),
+        (b"PK\x03\x04\x14\0\xff\n", "it is not text"),
         (b"1,2,3\n4,5,6\n", "is the first row a header?"),
         pytest.param(b"1,2,1\n4,5,6\n", "is the first row a header?", id="values twice"),
         pytest.param(b",".join([b"%d" % n for n in range(1001)]) + b"\n7\n", "is the first row a header?", id="wide"),
@@ -246,14 +251,25 @@ LATIN = ";".join([*LOCAL, "br\xefsk"])
     [
         (LATIN.encode("latin-1"), "it is not UTF-8; convert it, for example: iconv -f WINDOWS-1252"),
         (LATIN.encode("utf-16"), "iconv -f UTF-16"),
+        (LATIN.encode("utf-16-le"), "iconv -f UTF-16"),
         (b"EventId,IP\n", "it has no records"),
     ],
-    ids=["latin-1", "utf-16", "only a header"],
+    ids=["latin-1", "utf-16", "utf-16-le", "only a header"],
 )
 def test_suggest_says_why_it_suggests_nothing(shipper: Shipper, data: bytes, words: str):
     suggested = shipper.run("mapping", "suggest", shipper.write("export.csv", data))
     assert (suggested.returncode, words in suggested.stderr) == (2, True), suggested
     assert "no field has a known name" not in suggested.stderr
+
+
+def test_texts_for_a_missing_value_are_reported_unless_they_are_translated(shipper: Shipper, sample: Sample):
+    texts = ["\\N", "NULL", "NULL", "70012.0", "a\\tb", "70012", "Nullah"]
+    lines = [changed(line, AffiliateID=text) for line, text in zip(sample.lines, texts, strict=False)]
+    path = shipper.write("events.ndjson", *lines)
+    words = "AffiliateID: doubtful texts are sent unchanged, see docs/records.md: "
+    assert f"{words}\\N 1, NULL 2, .0 1, \\ 1\n" in f"{shipper.run('validate', path).stdout}\n"
+    translated = {"records.mapping": '{AffiliateID={from="AffiliateID",values={NULL="","\\\\N"=""}}}'}
+    assert f"{words}.0 1, \\ 1\n" in shipper.run("validate", path, settings=translated).stdout
 
 
 def test_times_that_do_not_exist_are_reported_as_such(shipper: Shipper):

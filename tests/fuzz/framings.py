@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from shipper.codec.documents import read_rows
+from shipper.codec.documents import holds_rows, read_rows
 from shipper.model.framing import LINES, BatchElements, CsvRows, Framing, csv_rows
 from shipper.model.records import Chunk, Stream
 from shipper.sources.content import Compression, compression_of, is_partial_magic
@@ -222,7 +222,8 @@ def check_rows(data: bytes) -> object:
         raws += [written[start:][frame.start : frame.end] for frame in rows.frames(written[start : start + cut], 0)]
         start += cut
     assert start == len(written)
-    assert read_rows(raws[1:], rows) == ([dict(zip(names, row, strict=True)) for row in table], {})
+    if not any(holds_rows(cell, rows) for row in table for cell in row):
+        assert read_rows(raws[1:], rows) == ([dict(zip(names, row, strict=True)) for row in table], {})
     return width, len(table), head[1] % 4, any(chr(34) in cell for row in table for cell in row)
 
 
@@ -252,7 +253,7 @@ def check_odd_rows(data: bytes) -> object:
         except (csv.Error, ValueError):
             assert verdicts[-1] == "csv"
         else:
-            is_row = len(alone) == len(rows.names)
+            is_row = len(alone) == len(rows.names) and not any(holds_rows(cell, rows) for cell in alone)
             assert row == dict(zip(rows.names, alone, strict=True)) if is_row else verdicts[-1] == "csv"
     return len(rows.names), "".join(sorted(set(verdicts))), min(len(raws), 20)
 

@@ -18,7 +18,9 @@ NESTING_MAX: Final = 200
 _EVENT_ID: Final = re.compile(
     r"(?:urn:uuid:)?(\{)?([0-9a-f]{8})(-?)([0-9a-f]{4})\3([0-9a-f]{4})\3([0-9a-f]{4})\3([0-9a-f]{12})(\})?"
 )
-_TIMESTAMP: Final = re.compile(r"(?a:(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.\d+)?(?:([Zz])|([+-])(\d\d):?(\d\d)))")
+_TIMESTAMP: Final = re.compile(
+    r"(?a:(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.\d+)?(?:([Zz])|([+-])(\d\d)(?::?(\d\d))?))"
+)
 
 
 def _is_text(value: Any) -> bool:
@@ -191,7 +193,7 @@ def _timestamp(text: str) -> str | None:
         naive = datetime.fromisoformat(f"{found[1]}T{found[2]}")
         zone = UTC
         if not found[3]:
-            hours, minutes = int(found[5]), int(found[6])
+            hours, minutes = int(found[5]), int(found[6] or 0)
             if hours > 23 or minutes > 59:
                 return None
             offset = timedelta(hours=hours, minutes=minutes)

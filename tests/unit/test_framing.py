@@ -209,6 +209,19 @@ def test_two_columns_of_one_name_are_found(header: bytes, repeated: tuple[int, i
 
 
 @each(
+    ("data", "start"),
+    [
+        (b"1,2,3\nb,a,c\n", 6),
+        (b'\xef\xbb\xbf"b", c ,a\r\n', 0),
+        (b"c,b,a", 0),
+        (b"a,b,c\n1,c,a\nc,a\nb,a,c,d\n", -1),
+    ],
+)
+def test_a_header_in_another_order_is_found(data: bytes, start: int):
+    assert CSV.find_other_header(data) == start
+
+
+@each(
     ("head", "delimiter", "names"),
     [
         (b"a,b\n1,2\n", "", ["a", "b"]),

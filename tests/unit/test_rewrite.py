@@ -8,8 +8,10 @@ from uuid import UUID, uuid5
 
 from shipper.codec.codec import Codec
 from shipper.codec.dedupe import accept_events
+from shipper.codec.documents import read_rows
 from shipper.codec.rules import NESTING_MAX
 from shipper.config.settings import RecordsSettings
+from shipper.model.framing import CsvRows
 from tests.cases import each
 from tests.unit.test_codec import LATEST, LIMIT, MISSING, chunk_of, encode, good_lines, joined, line
 
@@ -126,6 +128,20 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mapped by values": ({"mapping": {"Username": {"from": "x", "values": {"a": "b"}, "default": "c"}}}, {"x": "@@"}),
     "mapped by a template": ({"mapping": {"Username": {"template": "{x}"}}}, {"x": "@@"}),
 }
+
+
+@each(
+    ("row", "rules"),
+    [
+        (b'1,"x,3\n4,y",6', ["csv"]),
+        (b'1,"x,3\n4,5,6\n7,y",9', ["csv"]),
+        (b'1,"x, y\nz",3', []),
+        (b'1,"\n,",""\n', []),
+    ],
+)
+def test_a_value_that_swallowed_a_row_after_a_stray_quote_is_refused(row: bytes, rules: list[str]):
+    _, faults = read_rows([row, b"1,2,3"], CsvRows(b"a,b,c\n", ","))
+    assert [rule for rule, _ in faults.values()] == rules
 
 
 @each("brackets", [(b"[", b"]"), (b'{"a":', b"}")])
