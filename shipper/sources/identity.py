@@ -292,11 +292,13 @@ class StreamIndex:
         os.close(descriptor)
         return None
 
-    def open_new(self, path: Path) -> StreamReader:
-        """Open an unknown file as a new stream."""
-        reader = self._open(path, lambda content: self._new_stream(content, path))
-        assert reader is not None
-        return reader
+    def open_new(self, path: Path, file_id: FileId) -> StreamReader | None:
+        """Open an unknown file as a new stream; return None if the path has since become that of another file."""
+
+        def identify(content: Content) -> Stream | None:
+            return self._new_stream(content, path) if file_id_of(content.status()) == file_id else None
+
+        return self._open(path, identify)
 
     def decide(self, reader: StreamReader, *, may_wait: bool) -> StreamReader:
         """

@@ -144,6 +144,21 @@ def test_an_unmatched_copy_with_the_inode_of_a_deleted_file_is_resumed(bench: Be
     assert sorted(bench.ship(10.0, 11.0, 12.0).splitlines()) == lines(200, 310).splitlines()
 
 
+def test_files_that_are_renamed_between_finding_and_opening_them_are_read_once(bench: Bench):
+    """As by a rotation that renames every generation; the name of one that was found leads to another one then."""
+    path = follow(bench, 100, "a.log*")
+    for name, first in (("a.log.1", 100), ("a.log.3", 200)):
+        write(path.with_name(name), lines(first, first + 100))
+    found = bench.follower.find()
+    path.with_name("a.log.1").rename(path.with_name("a.log.2"))
+    path.rename(path.with_name("a.log.1"))
+    path.with_name("a.log.3").unlink()
+    bench.follower.scan(found, 3.0)
+    assert bench.follower.backlog.unreadable == []
+    assert bench.ship(4.0, 5.0, 15.0) == lines(100, 200)
+    assert bench.is_delivered(LATER)
+
+
 def test_a_clock_set_back_does_not_report_delivery_too_early(bench: Bench):
     path = bench.folder / "a.log"
     write(path, lines(0, 10))
