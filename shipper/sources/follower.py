@@ -453,7 +453,8 @@ class Follower:
             return
         if now - file.grew_at < self._rotate_wait_s or not self.files.is_at_end(file):
             return
-        if not is_present and file.reader.content.status().st_nlink:
+        is_deleted = not file.reader.content.status().st_nlink
+        if not is_present and not is_deleted:
             self._index.find_renamed([stream], are_open=True)
         if self._should_complete(stream, is_matched=is_present):
             outcome = self._complete_settled(stream) if stream.is_settled else "unsettled"
@@ -462,6 +463,8 @@ class Follower:
             is_present &= outcome not in {"completed", "done"}
         if not is_present:
             log.info("source_closed", path=stream.shown_path, offset=file.reader.offset)
+            if is_deleted:
+                self._index.release_file(stream)  # another file may get its inode at once
             self.files.close(file)
             self._has_closed = True
 

@@ -236,16 +236,20 @@ class StreamIndex:
             streams.pop(stream.stream_id, None)
         self._release_file(stream)
 
+    def release_file(self, stream: Stream) -> None:
+        """Detach a stream from its file, which is deleted."""
+        self._release_file(stream)
+        stream.device = stream.inode = 0
+        self.save_later(stream)
+
     def _release_file(self, stream: Stream) -> None:
         if self._by_file_id.get(stream.file_id) is stream:
             del self._by_file_id[stream.file_id]
 
     def _displace(self, stream: Stream) -> None:
         """Detach a stream from its file, which belongs to another stream now."""
-        self._release_file(stream)
-        stream.device = stream.inode = 0
+        self.release_file(stream)
         self._displaced.append(stream)
-        self.save_later(stream)
 
     # Opening ----------------------------------------------------------------------------------------------------------
 

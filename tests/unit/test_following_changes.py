@@ -12,6 +12,7 @@ from random import Random
 import pytest
 
 from shipper.sources.completion import Completion
+from shipper.sources.discovery import FoundFile
 from tests.e2e.files import compress
 from tests.unit.follower_bench import Bench, lines, settle
 
@@ -157,6 +158,18 @@ def test_files_that_are_renamed_between_finding_and_opening_them_are_read_once(b
     bench.follower.scan(found, 3.0)
     assert bench.follower.backlog.unreadable == []
     assert bench.ship(4.0, 5.0, 15.0) == lines(100, 200)
+    assert bench.is_delivered(LATER)
+
+
+def test_an_archive_is_recognised_although_its_deleted_original_s_inode_is_in_use_again(bench: Bench):
+    """By a file that was renamed before it could be opened and compared."""
+    path = follow(bench, 200, "a*")
+    status = path.stat()
+    compress(path, "gz")
+    assert bench.ship(3.0, 4.0, 10.0) == b""
+    renamed = FoundFile(str(path), status, bench.names[0])
+    bench.follower.scan([*bench.follower.find(), renamed], 11.0)
+    assert bench.ship(20.0, 30.0, 40.0) == b""
     assert bench.is_delivered(LATER)
 
 
