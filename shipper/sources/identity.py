@@ -87,6 +87,7 @@ class StreamIndex:
         self._lost: dict[int, Stream] = {}
         self._by_file_id = {stream.file_id: stream for stream in self._streams.values() if stream.inode}
         self._by_head: dict[Head, list[Stream]] = {}  # as of the last scan, including lost ones
+        self._head_lengths: set[int] = set()  # its keys' lengths; there may be 100,000 keys
         self._sort_by_head()
         self._likenesses: dict[tuple[object, ...], Likeness] = {}
         self._displaced: list[Stream] = []
@@ -167,6 +168,7 @@ class StreamIndex:
         self._by_head = defaultdict(list)
         for stream in (*self._lost.values(), *self._streams.values()):
             self._by_head[stream.head].append(stream)
+        self._head_lengths = {length for length, _ in self._by_head}
 
     def _recover(self, stream: Stream) -> None:
         self._streams[stream.stream_id] = self._lost.pop(stream.stream_id)
@@ -327,6 +329,7 @@ class StreamIndex:
             decided.note_head()
         # Another new file with the same head may be a copy of it.
         self._by_head.setdefault(decided.stream.head, []).append(decided.stream)
+        self._head_lengths.add(decided.stream.head.length)
         return decided
 
     def begin_again(self, reader: StreamReader) -> StreamReader:
@@ -457,12 +460,11 @@ class StreamIndex:
         """Return the streams that begin like a file; whitespace, NULs or a CSV header alone do not count."""
         if not self._by_head:
             return []
-        lengths = {length for length, _ in self._by_head}
         head = first_bytes(content, HEAD_BYTES)
         framing = self._form.framing_of(head, is_whole=True)
         header_bytes = len(framing.header) if framing else 0
         alike = []
-        for length in sorted(lengths, reverse=True):
+        for length in sorted(self._head_lengths, reverse=True):
             is_header = length <= header_bytes and length < HEAD_BYTES
             if length <= len(head) and not is_header and head[:length].strip(BLANKS):
                 alike += self._by_head.get(Head(length, digest(head[:length])), [])
