@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTORS_MAX = 1024
 _OTHER_DESCRIPTORS = 256  # two for each connection, the state, files opened twice while they are identified
+_OTHER_DESCRIPTORS_MIN = 56  # with few connections
 _BACKFILL_WAIT_S = 0.1
 
 
@@ -324,7 +325,7 @@ def _descriptors_for_files() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = min(hard, _DESCRIPTORS_MAX) if hard != resource.RLIM_INFINITY else _DESCRIPTORS_MAX
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return max(1, soft - min(_OTHER_DESCRIPTORS, soft // 2))
+    return max(1, soft - min(_OTHER_DESCRIPTORS, max(soft // 2, _OTHER_DESCRIPTORS_MIN)))
 
 
 def stream_index(settings: Settings, state: OpenState) -> StreamIndex:

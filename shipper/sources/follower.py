@@ -310,9 +310,9 @@ class Follower:
             with self._index.opening(found.name, found.file_id):
                 action(found, now)
             self._refused.pop(found.path, None)
-        except FileNotFoundError:
-            return
         except (SourceError, OSError) as error:
+            if FileNotFoundError in (type(error), type(error.__cause__)):
+                return  # deleted or renamed since it was found
             # Anything but a regular file is an input only if named explicitly: a wildcard may match a socket.
             refusal = _Refusal(shown(str(error)), found.is_regular or found.name == unescaped(found.pattern))
             if self._refused.get(found.path) != refusal:
@@ -329,8 +329,9 @@ class Follower:
     def _open_new(self, found: FoundFile, now: float) -> None:
         """Open a file that cannot be identified yet, such as an empty one."""
         if self._make_room(found):
-            reader = self._index.open_new(found.path)
-            self.files.add(OpenFile(reader, reader.stream.file_id, found.name, now, new_since=now))
+            reader = self._index.open_new(found.path, found.file_id)
+            if reader is not None:
+                self.files.add(OpenFile(reader, found.file_id, found.name, now, new_since=now))
 
     def _make_room(self, found: FoundFile) -> bool:
         """Make room for one more open file; if that fails, return False: the next scan tries again."""
@@ -452,7 +453,8 @@ class Follower:
             return
         if now - file.grew_at < self._rotate_wait_s or not self.files.is_at_end(file):
             return
-        if not is_present and file.reader.content.status().st_nlink:
+        is_deleted = not file.reader.content.status().st_nlink
+        if not is_present and not is_deleted:
             self._index.find_renamed([stream], are_open=True)
         if self._should_complete(stream, is_matched=is_present):
             outcome = self._complete_settled(stream) if stream.is_settled else "unsettled"
@@ -461,6 +463,8 @@ class Follower:
             is_present &= outcome not in {"completed", "done"}
         if not is_present:
             log.info("source_closed", path=stream.shown_path, offset=file.reader.offset)
+            if is_deleted:
+                self._index.release_file(stream)  # another file may get its inode at once
             self.files.close(file)
             self._has_closed = True
 
@@ -536,9 +540,9 @@ class Follower:
             try:
                 reader = self._index.open_known(path, may_be_copy=True)
             except UndecidedError as undecided:
-                if undecided.original is not None:
-                    new = self._index.open_new(path)
-                    self.files.add(OpenFile(new, new.stream.file_id, str(path), now, new_since=now))
+                file_id = file_id_of(path.stat())
+                if undecided.original is not None and (new := self._index.open_new(path, file_id)) is not None:
+                    self.files.add(OpenFile(new, file_id, str(path), now, new_since=now))
                 return
             if reader is not None:
                 self._follow(reader, now)

@@ -87,6 +87,7 @@ class StreamIndex:
         self._lost: dict[int, Stream] = {}
         self._by_file_id = {stream.file_id: stream for stream in self._streams.values() if stream.inode}
         self._by_head: dict[Head, list[Stream]] = {}  # as of the last scan, including lost ones
+        self._head_lengths: set[int] = set()  # its keys' lengths; there may be 100,000 keys
         self._sort_by_head()
         self._likenesses: dict[tuple[object, ...], Likeness] = {}
         self._displaced: list[Stream] = []
@@ -167,6 +168,7 @@ class StreamIndex:
         self._by_head = defaultdict(list)
         for stream in (*self._lost.values(), *self._streams.values()):
             self._by_head[stream.head].append(stream)
+        self._head_lengths = {length for length, _ in self._by_head}
 
     def _recover(self, stream: Stream) -> None:
         self._streams[stream.stream_id] = self._lost.pop(stream.stream_id)
@@ -236,16 +238,20 @@ class StreamIndex:
             streams.pop(stream.stream_id, None)
         self._release_file(stream)
 
+    def release_file(self, stream: Stream) -> None:
+        """Detach a stream from its file, which is deleted."""
+        self._release_file(stream)
+        stream.device = stream.inode = 0
+        self.save_later(stream)
+
     def _release_file(self, stream: Stream) -> None:
         if self._by_file_id.get(stream.file_id) is stream:
             del self._by_file_id[stream.file_id]
 
     def _displace(self, stream: Stream) -> None:
         """Detach a stream from its file, which belongs to another stream now."""
-        self._release_file(stream)
-        stream.device = stream.inode = 0
+        self.release_file(stream)
         self._displaced.append(stream)
-        self.save_later(stream)
 
     # Opening ----------------------------------------------------------------------------------------------------------
 
@@ -292,11 +298,13 @@ class StreamIndex:
         os.close(descriptor)
         return None
 
-    def open_new(self, path: Path) -> StreamReader:
-        """Open an unknown file as a new stream."""
-        reader = self._open(path, lambda content: self._new_stream(content, path))
-        assert reader is not None
-        return reader
+    def open_new(self, path: Path, file_id: FileId) -> StreamReader | None:
+        """Open an unknown file as a new stream; return None if the path has since become that of another file."""
+
+        def identify(content: Content) -> Stream | None:
+            return self._new_stream(content, path) if file_id_of(content.status()) == file_id else None
+
+        return self._open(path, identify)
 
     def decide(self, reader: StreamReader, *, may_wait: bool) -> StreamReader:
         """
@@ -321,6 +329,7 @@ class StreamIndex:
             decided.note_head()
         # Another new file with the same head may be a copy of it.
         self._by_head.setdefault(decided.stream.head, []).append(decided.stream)
+        self._head_lengths.add(decided.stream.head.length)
         return decided
 
     def begin_again(self, reader: StreamReader) -> StreamReader:
@@ -451,12 +460,11 @@ class StreamIndex:
         """Return the streams that begin like a file; whitespace, NULs or a CSV header alone do not count."""
         if not self._by_head:
             return []
-        lengths = {length for length, _ in self._by_head}
         head = first_bytes(content, HEAD_BYTES)
         framing = self._form.framing_of(head, is_whole=True)
         header_bytes = len(framing.header) if framing else 0
         alike = []
-        for length in sorted(lengths, reverse=True):
+        for length in sorted(self._head_lengths, reverse=True):
             is_header = length <= header_bytes and length < HEAD_BYTES
             if length <= len(head) and not is_header and head[:length].strip(BLANKS):
                 alike += self._by_head.get(Head(length, digest(head[:length])), [])

@@ -381,6 +381,7 @@ class StreamReader:
                 return False
             if may_be_archive and compression_of(head):  # the file was too short when it was opened
                 self.content = open_content(self.content.descriptor, self.path)
+                self.stream.compression = self.content.compression
                 head = self._pread(READ_BYTES, 0)
             framing = self._form.framing_of(head, is_whole=is_final or len(head) == READ_BYTES)
         if framing is None:

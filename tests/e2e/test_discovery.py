@@ -172,9 +172,9 @@ def test_more_files_than_descriptors_are_followed_in_turn_without_repeats(tail: 
     files = 200
     for number in range(files):
         tail.append(number, number + 1, f"app.ndjson.{number:03}")
-    running = tail.start(prefix=["prlimit", "--nofile=100", "--"], input__rotate_wait_seconds=0.2)
+    running = tail.start(prefix=["prlimit", "--nofile=64", "--"], input__rotate_wait_seconds=0.2)
     tail.wait(files)
-    assert len(open_files(running)) < 100
+    assert len(open_files(running)) < 64
     sent = files
     for _ in range(2):
         for number in range(0, files, 10):
@@ -188,7 +188,7 @@ def test_more_files_than_descriptors_are_followed_in_turn_without_repeats(tail: 
     tail.wait(sent)
     tail.stop(sent)
     tail.append(sent, sent + 1, "app.ndjson.150")
-    tail.start(prefix=["prlimit", "--nofile=100", "--"])
+    tail.start(prefix=["prlimit", "--nofile=64", "--"])
     tail.wait(sent + 1)
     tail.stop(sent + 1)
 
