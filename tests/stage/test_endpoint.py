@@ -279,11 +279,11 @@ async def test_an_incomplete_answer_is_an_error_and_the_next_request_works(troub
     ids=["silence", "silence behind the head", "head byte by byte", "body byte by byte"],
 )
 async def test_an_answer_that_does_not_end_is_a_timeout_and_the_next_request_works(trouble: Reply):
-    hasty = {"read_timeout_seconds": 0.1, "connect_timeout_seconds": 0.1}
+    hasty = {"read_timeout_seconds": 0.3, "connect_timeout_seconds": 0.5}
     async with reaching(trouble, ACCEPTED, delivery=hasty) as (used, _):
         error = await failure(used)
         assert (error.cause, error.is_stale, error.was_sent) == ("read_timeout", False, True)
-        assert "0.1 s" in str(error)
+        assert "0.3 s" in str(error)
         assert "delivery.read_timeout_seconds" in str(error)
         assert (await post(used)).body == b"{}"
 
