@@ -392,15 +392,15 @@ class StreamReader:
         return True
 
     def _check_header(self, rows: CsvRows) -> None:
-        """Raise for a header that is not CSV, too large to keep in memory, or that repeats a column."""
-        if rows.is_unreadable:
-            raise SourceError(f"{self.path}: {CR_LINES}")
+        """Raise for a header that is too large to keep in memory, is not CSV, or repeats a column."""
         columns, length = len(rows.names), len(rows.header)
         if columns > _COLUMNS_MAX or length > _HEADER_BYTES_MAX:
             raise SourceError(
                 f"{self.path}: the header has {columns:,} columns in {length:,} bytes; there may be {_COLUMNS_MAX:,} "
                 f"in {_HEADER_BYTES_MAX:,}. Is input.format right? If so, remove columns that are not needed"
             )
+        if rows.is_unreadable:
+            raise SourceError(f"{self.path}: {CR_LINES}")
         if rows.repeated:
             first, second = rows.repeated
             name = rows.names[first - 1]

@@ -103,8 +103,8 @@ def check_framing(data: bytes) -> object:
     assert whole is not None
     if isinstance(whole, CsvRows) and _sound_csv_bytes(whole.header, whole, 0) <= len(whole.header):
         return "an invalid header or one of several lines"  # not recognised as a header
-    if isinstance(whole, CsvRows) and whole.repeated:
-        return "a repeated column"  # such a file is not read
+    if isinstance(whole, CsvRows) and (whole.repeated or whole.is_unreadable or whole.find_other_header(body) >= 0):
+        return "a header that is refused"
     wanted = list(records_of(body, whole, is_first=True))
     chunks = _read_growing(body, form, cuts, reserved_bytes=head[1] % 3)
     assert [chunk.start_offset for chunk in chunks] == [0, *(chunk.end_offset for chunk in chunks)][: len(chunks)]

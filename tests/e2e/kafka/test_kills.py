@@ -86,7 +86,7 @@ def test_records_that_wait_for_the_rate_limit_are_sent_by_the_member_that_takes_
     group.shipper.target = fake.target
     broker.produce(group.topic, values(sample, 0, 400))
     at_once = {"input.kafka.revoke_wait_seconds": 0, "batch.max_events": 5}
-    slow = {"delivery.rate_limit_events_per_second": 50, "delivery.concurrency": 8}
+    slow = {"delivery.rate_limit_events_per_second": 25, "delivery.concurrency": 8}
     first = group.member(at_once | slow)
     first.wait_until(lambda: fake.requests, "it sends")
     second = group.member(at_once)
