@@ -129,9 +129,9 @@ def test_a_partition_without_a_leader_stops_no_other(
     without = f"{group.topic}/1: the partition has no leader"
     assert (answer.status_code, f"broker_unavailable: {without}" in answer.text) == (503, True), answer.text
     asked = shipper.run("status", "--until", "now", check=False)
-    assert (asked.returncode, without in asked.stdout, f"open: {group.topic}/1" in asked.stdout) == (4, True, True), (
-        asked
-    )
+    assert asked.returncode == 4, asked
+    assert without in asked.stdout
+    assert f"not confirmed for {group.topic}/1" in asked.stdout
     assert without in shipper.run("backfill", f"kafka://{group.topic}", check=False).stderr
     assert without in shipper.run("check", "--online", check=False).stdout
     cluster.start(2)
