@@ -251,8 +251,8 @@ class SpoolFramer:
         if self._is_other_header:
             raise SourceError(f"standard input: a line {OTHER_HEADER}")
         data = self._limit_line(data, is_final=is_final)
-        line_start = self._open_row.rfind(b"\n") + 1
-        last_line = bytes(self._open_row[line_start:])
+        # A longer line is no header; searching all of it again for each small piece would take quadratic time.
+        last_line = bytes(self._open_row[-2 * len(rows.header) :]).rpartition(b"\n")[2]
         other = rows.find_other_header(last_line + data)
         if other >= 0:  # first return what is before it
             self._is_other_header = True
