@@ -313,8 +313,8 @@ class Segments:
             segment = self._segments[-1]
             if self._reserved_end > segment.size:
                 os.ftruncate(self._output, segment.size)  # frees reserved space
-            os.close(self._output)
-            self._output = -1
+            output, self._output = self._output, -1  # closed even if closing fails
+            os.close(output)
             segment.is_closed = True
 
     # Deleting ---------------------------------------------------------------------------------------------------------

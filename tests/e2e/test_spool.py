@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -74,34 +75,32 @@ def leave_behind(shipper: Shipper, fake: FakeService, data: bytes, last: bytes, 
 
 
 @pytest.fixture
-def terminal() -> Iterator[tuple[int, int]]:
+def terminal() -> Iterator[tuple[FileIO, FileIO]]:
     """The user's and the program's end of a terminal without echo."""
-    user, program = pty.openpty()
+    user, program = (FileIO(descriptor, "r+") for descriptor in pty.openpty())
     attributes = termios.tcgetattr(program)
     attributes[3] &= ~termios.ECHO
     termios.tcsetattr(program, termios.TCSANOW, attributes)
-    yield user, program
-    for descriptor in (user, program):
-        with suppress(OSError):
-            os.close(descriptor)
+    with user, program:
+        yield user, program
 
 
 @pytest.mark.parametrize("ending", ["Ctrl-D", "hang-up"])
 def test_input_typed_at_a_terminal_is_shipped_line_by_line(
-    shipper: Shipper, service: Service, sample: Sample, terminal: tuple[int, int], ending: str
+    shipper: Shipper, service: Service, sample: Sample, terminal: tuple[FileIO, FileIO], ending: str
 ):
     user, program = terminal
     running = shipper.start("pipe", "--summary", "json", stdin=program, settings=QUICK)
-    os.close(program)
+    program.close()
     for count, line in enumerate(sample.lines[:3], 1):
-        os.write(user, line)
+        user.write(line)
         running.wait_until(lambda count=count: service.stored == count, "a typed line is shipped at once")
-    os.write(user, sample.lines[3])
+    user.write(sample.lines[3])
     if ending == "Ctrl-D":
-        os.write(user, b"\x04")
+        user.write(b"\x04")
     else:
         running.wait_until(lambda: service.stored == 4, "all lines")
-        os.close(user)
+        user.close()
     result = running.finish()
     assert (result.returncode, result.counts()) == (0, (4, 4, 0, 0, 0))
     service.assert_holds_exactly(sample.ids[:4])

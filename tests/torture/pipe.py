@@ -7,7 +7,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, ClassVar, Final
@@ -48,9 +47,9 @@ class PipeLane(Lane):
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()
-        for end in (self._read_end, self._write_end):
-            with suppress(OSError):
-                os.close(end)
+        os.close(self._read_end)
+        if self._write_end >= 0:
+            os.close(self._write_end)
 
     def arguments(self) -> Sequence[str | Path]:
         return ["pipe", "--summary", "json", "--listen", "127.0.0.1:0"]
@@ -127,6 +126,7 @@ class PipeLane(Lane):
 
     def close(self) -> Result:
         os.close(self._write_end)
+        self._write_end = -1  # otherwise leaving the context might close another file that got the number
         return self.finish()
 
     def torn_letters(self, letters: Sequence[bytes]) -> list[bytes]:
