@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -63,6 +64,8 @@ offsets.topic.replication.factor={copies}
 transaction.state.log.num.partitions={coordinators}
 transaction.state.log.replication.factor={copies}
 transaction.state.log.min.isr={least}
+broker.session.timeout.ms=3000
+broker.heartbeat.interval.ms=300
 group.initial.rebalance.delay.ms=0
 group.min.session.timeout.ms=1000
 group.consumer.min.session.timeout.ms=1000
@@ -177,17 +180,16 @@ class Broker:
                     self._processes[number] = subprocess.Popen(
                         self._command("kafka.Kafka", str(config)), stdout=out, stderr=out, cwd=self._folder
                     )
+        admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0, "reconnect.backoff.max.ms": 100})
         deadline = time.monotonic() + _START_S
         while True:
             for number, process in self._processes.items():
                 assert process.poll() is None, (self._folder / f"{number}.log").read_text()[-4000:]
             assert time.monotonic() < deadline, "the broker did not start"
-            try:
-                admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+            with suppress(KafkaException):
                 if len(admin.list_topics(timeout=1).brokers) == len(self._processes):
                     return
-            except KafkaException:
-                pass
+            time.sleep(0.05)
 
     def stop(self, *numbers: int) -> None:
         """Kill nodes, by default all: what was committed is in their logs."""
@@ -214,7 +216,7 @@ class Broker:
 
     @cached_property
     def admin(self) -> AdminClient:
-        return AdminClient({"bootstrap.servers": self.address})
+        return AdminClient({"bootstrap.servers": self.address, "log_level": 0})
 
     @cached_property
     def _observer(self) -> Consumer:

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AclOperation, ResourceType
 
 from tests.cases import each
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Running, Service
+from tests.e2e.driver import Result, Running, Service
 from tests.e2e.kafka.broker import PASSWORD, USER, right, sums
 from tests.e2e.kafka.conftest import Group
 from tests.e2e.kafka.test_member import partitions, values
@@ -82,12 +82,16 @@ def test_the_reason_why_a_client_cannot_connect_is_named(secure: Group):
     secure.shipper.shortened = secure.shipper.shortened | {f"shipper.kafka.{name}": 600.0 for name in limits}
     text = secure.shipper.config.read_text()
 
+    def ended(*words: str) -> Result:
+        """Run a command in a process of its own, which ends the clients that try again."""
+        return secure.shipper.start(*words, check=False).finish()
+
     def assert_named(key: str) -> None:
         for command in (["run"], ["status"], ["dead-letters", "list"], ["dead-letters", "purge", "--all", "--yes"]):
-            refused = secure.shipper.run(*command, check=False)
+            refused = ended(*command)
             assert (refused.returncode, f"check {key}" in refused.stderr) == (2, True), (command, refused.stderr)
             assert "a-wrong-one" not in refused.stderr
-        checked = json.loads(secure.shipper.run("check", "--online", "--json", check=False).stdout)
+        checked = json.loads(ended("check", "--online", "--json").stdout)
         (failed,) = (item["what"] for item in checked["items"] if item["name"].startswith("kafka:"))
         assert f"check {key}" in failed
 
