@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import subprocess
 import time
@@ -60,6 +61,7 @@ class Browser:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._read:
+            assert select.select([self._answers], [], [], _LIMIT_SECONDS)[0], "the browser does not answer"
             piece = os.read(self._answers, 1 << 20)
             assert piece, "the browser exited"
             self._read += piece
