@@ -22,8 +22,10 @@ QUICK = {
     "input.kafka.session_timeout_seconds": 6,
     "input.kafka.revoke_wait_seconds": 2,
 }
-# What a member asks and saves once a second in a real start.
-_OFTEN = {"shipper.kafka.member._END_INTERVAL_S": 0.2, "shipper.kafka.member._POSITION_INTERVAL_S": 0.2}
+# What a member asks and saves once a second, or once in 30 seconds, in a real start.
+_OFTEN = {
+    f"shipper.kafka.member._{name}_INTERVAL_S": each for name, each in (("END", 0.2), ("POSITION", 0.2), ("TOPIC", 1.0))
+}
 
 
 @pytest.fixture(scope="session")

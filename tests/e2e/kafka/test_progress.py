@@ -62,7 +62,8 @@ def test_dead_letters_are_the_exception_to_everything_is_delivered(
 
 
 def test_nothing_is_up_to_date_while_a_topic_is_behind(group: Group, broker: Broker, service: Service, sample: Sample):
-    running = group.member({"delivery.rate_limit_events_per_second": 50, "batch.max_events": 5})
+    slow = {"delivery.rate_limit_events_per_second": 50, "batch.max_events": 5}
+    running = group.member(slow | {"delivery.drain_timeout_seconds": 1})
     running.wait_until(lambda: len(partitions(running)) == 2, "it has both partitions")
     running.wait_until(lambda: headline(running)[0] == DONE, "the empty topic is delivered")
     broker.produce(group.topic, values(sample, 0, 5000))
@@ -180,7 +181,10 @@ def test_missing_topics_are_named_with_what_to_do(broker: Broker, shipper: Shipp
 
 
 def test_brokers_that_do_not_answer_are_named_with_the_setting_to_check(group: Group, broker: Broker, shipper: Shipper):
-    limits = {f"shipper.kafka.{name}": 1.5 for name in ("offsets._CALL_S", "documents._READ_S", "topics._CALL_S")}
+    limits = {
+        f"shipper.kafka.{name}": 1.5
+        for name in ("offsets._CALL_S", "documents._READ_S", "topics._CALL_S", "view._CALL_S")
+    }
     shipper.shortened = shipper.shortened | limits
     commands = (["check", "--online"], ["status"], ["dead-letters", "list"], ["run"])
     group.security = ""

@@ -111,6 +111,7 @@ def test_a_password_that_is_changed_in_the_brokers_and_then_in_its_file_is_used_
     shortened = {
         "shipper.kafka.member._PASSWORD_INTERVAL_S": 0.5,
         "shipper.kafka.member_status._LOGIN_RETRY_S": 3.0,
+        "shipper.kafka.client.TRANSACTION_S": 3.0,
     }
     secure.shipper.shortened = secure.shipper.shortened | shortened
     text = secure.shipper.config.read_text() + "client = { 'reconnect.backoff.max.ms' = 1000 }\n"
