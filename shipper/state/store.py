@@ -121,11 +121,14 @@ class Store:
 
     def _open(self, *, is_new: bool) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
-        # SQLite itself would notice a truncated file only when reading the missing pages.
+        # SQLite itself would notice a truncated file only when reading the missing pages. Those in a log, which another
+        # process may be using, are no part of the file yet.
         self._db.execute(_EMPTY_WAL)
+        self._db.execute("BEGIN")
         size = self._db.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size").fetchone()[0]
-        if self._path.stat().st_size < size:
+        if not wal_bytes(self._path) and self._path.stat().st_size < size:
             raise sqlite3.DatabaseError(f"it is truncated: {self._path.stat().st_size} of {size} bytes are left")
+        self._db.execute("COMMIT")
         # Otherwise each start might send records before it finds that it cannot save them.
         check_pages(self._db)
         self._db.execute("PRAGMA wal_autocheckpoint = 0")  # `_transaction` does it

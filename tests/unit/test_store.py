@@ -260,6 +260,20 @@ def test_a_truncated_database_is_refused_and_left_unchanged(
     assert path.read_bytes() == cut
 
 
+def test_a_database_that_is_in_use_is_not_mistaken_for_a_truncated_one(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As `purge` beside a running shipper and `status` finds it: the log has pages that the file does not have yet."""
+    monkeypatch.setattr("shipper.state.store._BUSY_LIMIT_S", 0.01)
+    with closing(open_for_reading(tmp_path)) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM dead_letters").fetchone() == (0,)
+        store.save([checkpoint(bad=2000)], now_s=1.0)
+        with closing(Store(tmp_path)) as beside:
+            assert beside.totals().dead_lettered == 2000
+        assert (tmp_path / "state.db-wal").stat().st_size, "the log was emptied"
+
+
 def test_an_interrupted_transaction_leaves_nothing(tmp_path: Path):
     with closing(Store(tmp_path)) as store:
         store.save([checkpoint(end=10, bad=0)], now_s=1.0)
