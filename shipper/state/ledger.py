@@ -3,7 +3,8 @@ Counts of accepted records, by the dimensions of the platform's report: hour, br
 
 Counts with recurring keys are added up in the table `ledger`. If nearly every event has its own key, that table would
 grow with the input and cost a random access per event; such counts are appended instead, one compressed row of
-`ledger_parts` for each save, and added up when they are read.
+`ledger_parts` for each save, and added up when they are read. If keys recur only from save to save, the latest parts
+are moved to the table from time to time.
 
 Either way, a save is a single statement, which SQLite runs without the GIL. Beside a busy event loop, a thread waits
 milliseconds for the GIL each time.
@@ -50,6 +51,8 @@ DELETE FROM ledger WHERE (hour, brand_id, affiliate_id, media) IN
 """
 _APPENDED_KEYS_MIN: Final = 256  # updating fewer in place is as cheap
 _EVENTS_PER_KEY: Final = 4  # above this, keys recur
+_LATEST_PARTS: Final = 16  # searched for recurring keys together
+_LATEST_BYTES_MAX: Final = 1 << 19  # adding up more would take too long
 _EXPIRY_BATCH: Final = 1000  # small, so that saves do not wait long
 _EXPIRY_INTERVAL_S: Final = 86_400.0
 
@@ -134,10 +137,37 @@ def add(db: sqlite3.Connection, checkpoints: Iterable[Checkpoint], name_affiliat
     sums = sum_checkpoints(checkpoints, name_affiliate)
     if is_sparse(sums):
         part = (*sums.hours(), compress_columns(sums.columns()))
-        db.execute("INSERT INTO ledger_parts (first_hour, last_hour, data) VALUES (?, ?, ?)", part)
+        last = db.execute("INSERT INTO ledger_parts (first_hour, last_hour, data) VALUES (?, ?, ?)", part).lastrowid
+        if last is not None and last % _LATEST_PARTS == 0:
+            _move_recurring(db, (last - _LATEST_PARTS, last))
     elif len(sums):
-        columns = msgspec.msgpack.decode(sums.columns())
-        db.execute(_ADD, (msgspec.json.encode(list(zip(*columns, strict=True))).decode(),))
+        _add_columns(db, msgspec.msgpack.decode(sums.columns()))
+
+
+def _add_columns(db: sqlite3.Connection, columns: Columns) -> None:
+    db.execute(_ADD, (msgspec.json.encode(list(zip(*columns, strict=True))).decode(),))
+
+
+def _move_recurring(db: sqlite3.Connection, ids: tuple[int, int]) -> None:
+    """Move the counts of parts to the table if most of their keys recur, and they are not too many."""
+    where = "FROM ledger_parts WHERE id > ? AND id <= ?"
+    if db.execute(f"SELECT sum(length(data)) {where}", ids).fetchone()[0] > _LATEST_BYTES_MAX:
+        return
+    try:
+        parts = [unpack(data) for (data,) in db.execute(f"SELECT data {where}", ids)]
+    except sqlite3.DatabaseError:  # it is reported when somebody reads it
+        return
+    first, last = (set(zip(*part[:4], strict=True)) for part in (parts[0], parts[-1]))
+    if len(first & last) < len(last) // 8:
+        return
+    accepted, repeated = Counter[LedgerKey](), Counter[LedgerKey]()
+    for part in parts:
+        for total, counts in zip((accepted, repeated), _counts_in(part), strict=True):
+            _add_to(total, counts)
+    columns = _columns_of(accepted, repeated)
+    if accepted.total() + repeated.total() > _EVENTS_PER_KEY * len(columns[0]):
+        _add_columns(db, columns)
+        db.execute(f"DELETE {where}", ids)
 
 
 def sum_checkpoints(checkpoints: Iterable[Checkpoint], name_affiliate: NameAffiliate) -> Sums:

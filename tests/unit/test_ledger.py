@@ -99,6 +99,28 @@ def test_many_keys_of_few_events_are_appended_and_few_keys_are_added_up_in_place
     assert tables(tmp_path) == (1000, 2)
 
 
+def test_keys_that_recur_in_later_saves_are_moved_to_the_table(store: Store, tmp_path: Path):
+    def save(first: int, keys: int, times: int) -> tuple[int, int]:
+        for _ in range(times):
+            store.save([checkpoint(10, spread(first, keys), repeated=spread(first, 3))], 1.0)
+        return tables(tmp_path)
+
+    assert save(0, 300, 15) == (0, 15)
+    assert save(0, 300, 1) == (300, 0)
+    assert save(0, 300, 20) == (300, 4)
+    assert {(row.accepted, row.duplicates) for row in read_ledger(tmp_path)} == {(36, 36), (36, 0)}
+    for first in range(1000, 30_000, 1000):  # keys that do not recur
+        save(first, 300, 1)
+    assert tables(tmp_path) == (300, 33)
+
+
+def test_a_damaged_part_of_the_ledger_prevents_no_save(store: Store, tmp_path: Path):
+    for number in range(16):
+        sql(tmp_path, "UPDATE ledger_parts SET data = x'00' WHERE id = 7")
+        store.save([checkpoint(number, spread(0, 300))], 1.0)
+    assert tables(tmp_path) == (0, 16)
+
+
 KEYS = st.tuples(
     st.sampled_from(["2026-10-01T22", "2026-10-02T00", "2026-11-01T05"]),
     st.sampled_from([1, 2**63 - 1]),
@@ -122,6 +144,8 @@ def test_the_ledger_answers_alike_however_the_counts_are_kept(
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         directory = Path(name)
         patch.setattr("shipper.state.ledger._APPENDED_KEYS_MIN", appended_from)
+        patch.setattr("shipper.state.ledger._LATEST_PARTS", 2)
+        patch.setattr("shipper.state.ledger._EVENTS_PER_KEY", 2)
         with closing(Store(directory)) as store:
             for number, (first, second, repeated) in enumerate(saves):
                 store.save([checkpoint(2 * number, first), checkpoint(2 * number + 1, second, repeated=repeated)], 1.0)
