@@ -195,7 +195,7 @@ class Follower:
         if self._is_first_scan:
             matched += self._index.known_paths()
         generations, unknown = self._siblings.find(matched, self._followed_since, self._found_at)
-        self._log_unknown({file.name for file in unknown}, now)
+        self._log_unknown({file.name for file in unknown if self._is_undecided(file)}, now)
         return [file for file in generations if self._is_undecided(file)]
 
     def _is_undecided(self, found: FoundFile) -> bool:
