@@ -196,6 +196,10 @@ class Follower:
             matched += self._index.known_paths()
         generations, unknown = self._siblings.find(matched, self._followed_since, self._found_at)
         self._log_unknown({file.name for file in unknown if self._is_undecided(file)}, now)
+        for file in (*generations, *unknown):
+            stream = None if self._is_undecided(file) or self.files.at(file.file_id) else self._index.at(file.file_id)
+            if stream is not None and stream.ended_size != file.status.st_size:  # written to after it was closed
+                self._open_rotated(file.path, now)
         return [file for file in generations if self._is_undecided(file)]
 
     def _is_undecided(self, found: FoundFile) -> bool:

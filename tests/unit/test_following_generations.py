@@ -333,6 +333,21 @@ def test_a_rotated_file_whose_number_is_before_the_extension_is_only_reported_if
     assert {entry["path"] for entry in logs if entry["event"] == "source_beside_unread"} == {str(unread)}
 
 
+@pytest.mark.parametrize("name", [f"{NAME}.1", "app.1.log"])
+def test_what_is_written_to_a_rotated_file_long_after_it_was_closed_is_read(bench: Bench, name: str):
+    """The application does not reopen its file; or the rotator uses its files in turn, and overwrites the oldest."""
+    (bench.folder / NAME).rename(bench.folder / name)
+    assert ship_late(bench, 10.0) == b""
+    bench.write(name, lines(10, 20))
+    assert not bench.is_delivered(LATER)
+    bench.write(NAME, lines(20, 30))
+    assert ship_late(bench, 50.0) == lines(10, 30)
+    assert bench.is_delivered(LATER)
+    if name.startswith(NAME):
+        bench.write(name, lines(30, 45), mode="wb")
+        assert ship_late(bench, 100.0) == lines(30, 45)
+
+
 # What is said of it -----------------------------------------------------------------------------------------------
 
 
