@@ -208,6 +208,9 @@ class Checkup:
         events = 0 if probe.body else None
         quote = partial(quotation, authorization=authorization)
         verdict = judge(answer, events=events, section=self._section, wall_time=wall_time, quote=quote)
+        if probe.body and verdict.action is Action.ACCEPT and not answer.body.strip():
+            message = "the answer is empty, and web servers may send such answers for any address"
+            self._report("note", "answer", f"{message}; check that the service has the first records that you send")
         if is_compressed and verdict.status in {400, 415}:
             message = f"the service may not support compressed bodies (HTTP {verdict.status})"
             self._report("note", "compression", f"{message}; see delivery.compression")

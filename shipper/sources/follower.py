@@ -195,7 +195,10 @@ class Follower:
         if self._is_first_scan:
             matched += self._index.known_paths()
         generations, unknown = self._siblings.find(matched, self._followed_since, self._found_at)
-        self._log_unknown({file.name for file in unknown}, now)
+        self._log_unknown({file.name for file in unknown if self._is_undecided(file)}, now)
+        for file in (*generations, *unknown):
+            if self._has_grown_after_it_was_closed(file):
+                self._open_rotated(file.path, now)
         return [file for file in generations if self._is_undecided(file)]
 
     def _is_undecided(self, found: FoundFile) -> bool:
@@ -203,6 +206,13 @@ class Follower:
             return file.new_since is not None
         stream = self._index.at(found.file_id)  # if its path differs, this file may reuse its inode
         return stream is None or stream.path != found.name
+
+    def _has_grown_after_it_was_closed(self, found: FoundFile) -> bool:
+        """Return whether a rotated file that no pattern matches has been written to again, or overwritten."""
+        stream = None if self.files.at(found.file_id) or self._is_undecided(found) else self._index.at(found.file_id)
+        if stream is None or stream.ended_size == found.status.st_size or stream.stream_id in self._dropped:
+            return False
+        return stream.is_rotated or self._is_generation(found.name)
 
     def _log_unknown(self, names: set[str], now: float) -> None:
         """Log files beside followed files that are not generations of them; each once, after `rotate_wait_s`."""

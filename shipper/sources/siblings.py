@@ -27,9 +27,10 @@ _LAST: Final = re.compile(f"{_NUMBER}(?P<extension>\\.[A-Za-z]\\w*)??{_COMPRESSE
 
 class Siblings:
     """
-    Finds `NAME.*` and `NAME-*` beside matched files; lists a folder only if it has changed.
+    Finds `NAME.*`, `NAME-*`, and names with a number before the extension, beside matched files.
 
-    A file created and rotated between two scans, or while shipper is stopped, is never seen as `NAME`.
+    It lists a folder only if it has changed. A file created and rotated between two scans, or while shipper is stopped,
+    is never seen as `NAME`.
     """
 
     def __init__(self, patterns: Patterns) -> None:
@@ -129,9 +130,11 @@ def sibling_of(name: str, is_original: Callable[[str], bool]) -> Sibling | None:
     """
     Find the original of a name of the form `NAME.*` or `NAME-*`, preferably one that it is a generation of.
 
-    A number before the extension proves nothing: `app-2.log` may be the file of another application.
+    A number before the extension proves nothing: `app-2.log` may be a generation, or the file of another application.
     """
     prefixes = [name[: separator.start()] for separator in _SEPARATOR.finditer(name)]
+    numbered = [(prefix, match) for prefix in prefixes if (match := _LAST.fullmatch(name, len(prefix)))]
+    prefixes += [prefix + match["extension"] for prefix, match in numbered if prefix and match["extension"]]
     originals = [prefix for prefix in prefixes if is_original(prefix)]
     for original in originals:
         if _has_suffix(name, original):

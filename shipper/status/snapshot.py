@@ -181,13 +181,15 @@ def take_snapshot(settings: Settings, at: float) -> Snapshot:
     inputs = (
         InputFile(shown(file.path), *file.file_id, file.status.st_size, file.status.st_mtime_ns) for file in files
     )
+    state = read_overview(directory, at, inputs)
+    known = {stream.path for stream in state.streams}
     return Snapshot(
         at=at,
         process_id=process_id,
         live=live,
-        state=read_overview(directory, at, inputs),
+        state=state,
         report=latest_fetch(directory),
         unmatched=list(patterns.unmatched().values()),
         unreadable=[shown(problem) for file in files if (problem := access_problem(file.path, os.R_OK))],
-        beside=[shown(file.name) for file in unknown],
+        beside=[name for file in unknown if (name := shown(file.name)) not in known],
     )

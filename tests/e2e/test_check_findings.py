@@ -165,6 +165,7 @@ INTAKE = [
         {"route": "ok", "key": "ok", "permission": "fail"},
         '(HTTP 403: "no rights for ***: the bill is open")',
     ),
+    Case(Reply(status=200, body=b" "), {**GOOD, "answer": "note"}, "for any address"),
     Case(Reply(status=403, headers=WAIT), {"key": "ok", "service": "note"}, "asks to wait 7 s"),
     Case(Reply(status=429, headers=WAIT), {"key": "ok", "service": "note"}, "asks to wait 7 s"),
     Case(Reply(status=404), {"route": "fail"}, "check intake.base_url"),

@@ -148,9 +148,9 @@ def test_a_name_followed_by_a_number_is_a_generation(name: str):
 
 
 def test_a_name_with_another_suffix_is_an_unknown_sibling_and_other_names_are_none():
-    for name in ("a.log.bak", "a.log.tmp", "a.log.1.part", "a.log-"):
+    for name in ("a.log.bak", "a.log.tmp", "a.log.1.part", "a.log-", *BEFORE_THE_EXTENSION[:-1]):
         assert sibling_of(name, {"a.log"}.__contains__) == Sibling("a.log", is_generation=False), name
-    for name in ("a.log", "a.log~", "a.logs", "a-20261101.log", ".a.log.swp", "b.log.1"):
+    for name in ("a.log", "a.log~", "a.logs", "a.1", "a-1.csv", ".a.log.swp", "b.log.1"):
         assert sibling_of(name, {"a.log"}.__contains__) is None, name
     assert sibling_of("a-2.log.1", {"a", "a-2.log"}.__contains__) == Sibling("a-2.log", is_generation=True)
 

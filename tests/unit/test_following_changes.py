@@ -219,6 +219,20 @@ def test_a_file_that_no_pattern_matches_any_more_is_ignored_even_when_rotated(be
     assert not (bench.folder / "a.log.1").exists()
 
 
+@pytest.mark.parametrize("name", ["a-2.log", "a.log.bak", "a.log.1"])
+def test_a_file_that_no_pattern_matches_any_more_is_not_read_when_it_grows(bench: Bench, name: str):
+    write(bench.folder / "a.log", lines(0, 5))
+    write(bench.folder / name, lines(100, 110))
+    bench.start("a.log", name)
+    bench.ship(1.0, 2.0, 3.0)
+    bench.rename_patterns("a.log")
+    bench.ship(4.0)
+    write(bench.folder / name, lines(110, 120))
+    assert bench.ship(5.0, 6.0, 12.0, 20.0) == b""
+    bench.restart("a.log")
+    assert bench.ship(25.0, 30.0) == (lines(110, 120) if name == "a.log.1" else b"")
+
+
 def test_an_already_matched_file_is_not_skipped_by_start_end_of_a_wider_pattern(bench: Bench):
     path = bench.folder / "a.log"
     write(path, lines(0, 5))

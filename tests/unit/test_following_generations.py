@@ -311,6 +311,43 @@ def test_a_partly_read_generation_is_resumed_after_a_restart(bench: Bench):
     assert ship_late(bench, 100.0) == chunks[2].data
 
 
+def test_a_rotated_file_whose_number_is_before_the_extension_is_only_reported_if_it_was_not_read(bench: Bench):
+    """Some rotators keep the extension last; compressed or not, a file that was read is no unknown one."""
+    path, unread = bench.folder / NAME, bench.folder / "app-2026-11-01T14-00-03.123.log"
+    with capture_logs() as logs:
+        bench.write(NAME, lines(10, 20))
+        assert bench.ship(3.0) == lines(10, 20)
+        path.rename(bench.folder / "app-2026-11-01T14-00-00.123.log")
+        bench.write(NAME, lines(20, 30))
+        assert bench.ship(4.0, 5.0) == lines(20, 30)
+        with bench.stopped():
+            compress(path, "gz", bench.folder / "app-2026-11-01T14-00-01.123.log.gz")
+            bench.write(NAME, lines(30, 40))
+        assert ship_late(bench, 10.0) == lines(30, 40)
+        with bench.stopped():
+            path.rename(bench.folder / "app.2.log")
+            bench.write(NAME, lines(40, 50)).rename(unread)
+            bench.write(NAME, lines(50, 60))
+        assert ship_late(bench, 50.0) == lines(50, 60)
+    assert bench.snapshot(LATER).beside == [str(unread)]
+    assert {entry["path"] for entry in logs if entry["event"] == "source_beside_unread"} == {str(unread)}
+
+
+@pytest.mark.parametrize("name", [f"{NAME}.1", "app.1.log"])
+def test_what_is_written_to_a_rotated_file_long_after_it_was_closed_is_read(bench: Bench, name: str):
+    """The application does not reopen its file; or the rotator uses its files in turn, and overwrites the oldest."""
+    (bench.folder / NAME).rename(bench.folder / name)
+    assert ship_late(bench, 10.0) == b""
+    bench.write(name, lines(10, 20))
+    assert not bench.is_delivered(LATER)
+    bench.write(NAME, lines(20, 30))
+    assert ship_late(bench, 50.0) == lines(10, 30)
+    assert bench.is_delivered(LATER)
+    if name.startswith(NAME):
+        bench.write(name, lines(30, 45), mode="wb")
+        assert ship_late(bench, 100.0) == lines(30, 45)
+
+
 # What is said of it -----------------------------------------------------------------------------------------------
 
 
