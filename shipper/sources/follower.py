@@ -96,6 +96,7 @@ class Follower:
         self._found_at = 0.0
         self._has_closed = False  # a deleted or renamed file was closed
         self.is_crowded = False
+        self._has_unopened = False  # new files wait for room
         self._unreachable_bytes = 0
         self.backlog = Backlog()
         self.replace_patterns(patterns)
@@ -120,7 +121,7 @@ class Follower:
             self._scan(found, now)
 
     def _scan(self, found: Sequence[FoundFile], now: float) -> None:
-        self.is_crowded = False
+        self.is_crowded = self._has_unopened = False
         self.files.begin_scan()
         if self._has_new_patterns:
             self._followed_since = self._register.started_patterns()
@@ -165,6 +166,7 @@ class Follower:
             unmatched=messages,
             unreadable=unreadable[:_UNREADABLE_SHOWN],
             unreadable_count=len(unreadable),
+            has_unopened=self._has_unopened,
         )
         if not self.backlog.has_scanned:
             report = log.warning if messages or unreadable else log.info
@@ -339,6 +341,7 @@ class Follower:
             closed = self.files.close_quietest()
             if closed is None:
                 self.is_crowded = True  # all are being read
+                self._has_unopened |= self._index.at(found.file_id) is None
                 return False
             assert closed.signature is not None
             self._closed[closed.file_id] = closed.signature

@@ -120,8 +120,9 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
     @property
     def has_files_left(self) -> bool:
-        """Whether some files of a one-shot run were not read to their ends; the state may not know them."""
-        return self.live is not None and self.live.total_bytes is not None and not self.live.input_ended
+        """Whether the process knows of unread files that the state may not know."""
+        live = self.live
+        return live is not None and (live.has_unopened or (live.total_bytes is not None and not live.input_ended))
 
     @property
     def delivered_until(self) -> float | None:
