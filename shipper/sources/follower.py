@@ -307,7 +307,7 @@ class Follower:
     def _try(self, found: FoundFile, now: float, action: Callable[[FoundFile, float], None]) -> None:
         """Try to open a file; log each failure once."""
         try:
-            if not found.is_regular:
+            if found.is_special:
                 raise not_regular(found.path)
             with self._index.opening(found.name, found.file_id):
                 action(found, now)
@@ -316,7 +316,7 @@ class Follower:
             if FileNotFoundError in (type(error), type(error.__cause__)):
                 return  # deleted or renamed since it was found
             # Anything but a regular file is an input only if named explicitly: a wildcard may match a socket.
-            refusal = _Refusal(shown(str(error)), found.is_regular or found.name == unescaped(found.pattern))
+            refusal = _Refusal(shown(str(error)), not found.is_special or found.name == unescaped(found.pattern))
             if self._refused.get(found.path) != refusal:
                 log.warning("source_refused", path=shown(found.path), error=refusal.message)
                 self._refused[found.path] = refusal
@@ -436,7 +436,7 @@ class Follower:
         self._followed_since = self._register.started_patterns()
 
     def _skip_to_end(self, found: FoundFile) -> list[tuple[Stream, bytes]]:
-        if not found.is_regular or not found.status.st_size:
+        if found.is_special or not found.status.st_size:
             return []
         try:
             reader = self._index.open(found.path)

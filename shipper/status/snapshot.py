@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -176,7 +175,7 @@ def take_snapshot(settings: Settings, at: float) -> Snapshot:
     patterns = Patterns(
         settings.input.include, exclude=settings.input.exclude, state_directory=directory, folder=folder
     )
-    files = [file for file in patterns.find() if stat.S_ISREG(file.status.st_mode)]
+    files = [file for file in patterns.find() if not file.is_special]
     generations, unknown = Siblings(patterns).find([file.name for file in files], started_patterns(directory), at)
     files += generations
     inputs = (
