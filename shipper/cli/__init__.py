@@ -125,6 +125,14 @@ def _run() -> NoReturn:
             "input.max_record_bytes or delivery.max_concurrency. The next start continues at the checkpoint"
         )
         code = 1
+    except* RuntimeError as group:
+        if "start new thread" not in str(first_of(group)):
+            raise
+        say(
+            "shipper: no more threads can be started: raise the limit of processes (ulimit -u, TasksMax= of the unit, "
+            "or that of the container). The next start continues at the checkpoint"
+        )
+        code = 1
     finally:
         gc.freeze()  # skip the final garbage collection
     sys.exit(code)

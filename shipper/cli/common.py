@@ -144,10 +144,7 @@ def state_on_disk(settings: Settings, *, is_writer: bool = False) -> Iterator[tu
         try:
             view = GroupView(kafka, folder, max_record_bytes=settings.input.max_record_bytes if is_writer else None)
         except StateUnwritableError as error:
-            raise StateError(
-                f"the dead letters and the ledger of the group cannot be copied to {folder} ({error.__cause__}); make "
-                "room there, or name a folder with more room in the environment variable TMPDIR"
-            ) from error
+            raise no_room(folder, error.__cause__) from error
         for (topic, group), count in view.skipped.items():
             messages = several(count, "message") + f" of group {group}" if group else several(count, "other message")
             say(f"the topic {topic} also contains {messages}: skipped")
@@ -157,16 +154,33 @@ def state_on_disk(settings: Settings, *, is_writer: bool = False) -> Iterator[tu
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """Create a temporary folder (0700) until the context ends; delete those of processes that were killed."""
+    """
+    Create a temporary folder (0700) until the context ends; delete those of processes that were killed.
+
+    Raises:
+        StateError: No folder for temporary files can be written.
+    """
     from shutil import rmtree
     from tempfile import TemporaryDirectory, gettempdir
 
-    for old in Path(gettempdir()).glob(f"{_VIEW}*"):
+    try:
+        folder = gettempdir()
+    except OSError as error:
+        raise no_room("/tmp", error) from error
+    for old in Path(folder).glob(f"{_VIEW}*"):
         with suppress(OSError), _held(old) as status:  # an error if it is in use
             if status.st_uid == os.geteuid() and status.st_mtime < time.time() - _NEW_S:
                 rmtree(old)
     with TemporaryDirectory(prefix=_VIEW) as name, _held(Path(name)):
         yield Path(name)
+
+
+def no_room(folder: Path | str, error: object) -> StateError:
+    """Return the error that temporary files cannot be written to a folder."""
+    return StateError(
+        f"temporary files cannot be written to {folder} ({error}); make room there, or name a folder with more room in "
+        "the environment variable TMPDIR"
+    )
 
 
 @contextmanager

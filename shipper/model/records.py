@@ -193,6 +193,7 @@ class Backlog(Struct, frozen=True, kw_only=True):
     unreadable: list[str] = []  # messages about files that cannot be read; limited in number
     unreadable_count: int = 0
     has_scanned: bool = True  # False until the first scan for inputs
+    has_unopened: bool = False  # new files wait to be opened, so the state does not know them
     group: GroupState | None = None
 
 

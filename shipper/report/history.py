@@ -12,7 +12,7 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
@@ -327,9 +327,10 @@ def _neighbours(versions: Sequence[Version], fetched_at: float) -> list[Version]
 
 
 def latest_fetch(directory: Path) -> LatestFetch | None:
-    """Return the last fetch, if any, without creating anything in the directory. Errors as for `History`."""
+    """Return the last fetch; None if there is none, or if it cannot be read. Creates nothing in the directory."""
     path = directory / FILE_NAME
-    with _translate_errors(path):
+    row = None
+    with suppress(StateError), _translate_errors(path):
         if (read_only := sqlite.open_read_only(path)) is None:
             return None
         with closing(read_only) as db:

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from shipper.model.records import shown
 from shipper.model.units import several
-from shipper.system.permissions import access_problem, link_problem
+from shipper.system.permissions import access_problem, can_access, link_problem
 from shipper.system.work import Stage, WorkItem, at_work, step
 
 _LISTED_MAX: Final = 10_000
@@ -43,7 +43,7 @@ def never_skip(stage: Stage, source: str, offset: int = 0) -> str:
 
 
 class FoundFile(NamedTuple):
-    """A file, or anything else except a folder, and the pattern that matches its name."""
+    """A file, or anything else except a folder that can be listed, and the pattern that matches its name."""
 
     name: str
     status: os.stat_result
@@ -58,8 +58,9 @@ class FoundFile(NamedTuple):
         return file_id_of(self.status)
 
     @property
-    def is_regular(self) -> bool:
-        return stat.S_ISREG(self.status.st_mode)
+    def is_special(self) -> bool:
+        """Whether this is a pipe, a socket or a device; a folder may hide inputs."""
+        return not (stat.S_ISREG(self.status.st_mode) or stat.S_ISDIR(self.status.st_mode))
 
 
 class WatchedFolders(NamedTuple):
@@ -106,14 +107,16 @@ class Patterns:
         return Patterns(include, exclude=exclude, state_directory=self._state_directory, skip_reason=self._skip_reason)
 
     def find(self) -> Iterator[FoundFile]:
-        """Find the files that exist now, each name once."""
+        """Find the files that exist now, each name once, then folders that wildcards match but cannot list."""
         own = _OwnFiles(self._state_directory)
         excluded = {path for pattern in self._exclude for path in expand_glob(pattern)}
         is_input = dict.fromkeys(excluded, False)
         matches, had_excluded = dict.fromkeys(self.include, 0), set[str]()
+        closed: dict[str, str] = {}
         for pattern in self.include:
             with at_work(WorkItem("find", pattern, pattern)) as work:
-                for path in expand(pattern):
+                closed_by_pattern: set[str] = set()
+                for path in expand(pattern, closed_by_pattern):
                     work.steps += 1
                     if path not in is_input:
                         found = _stat(path, pattern)
@@ -125,6 +128,10 @@ class Patterns:
                     matches[pattern] += is_input[path]
                     if path in excluded:
                         had_excluded.add(pattern)
+                closed |= dict.fromkeys(closed_by_pattern - excluded, pattern)
+        for folder, pattern in closed.items():
+            with suppress(OSError):  # just deleted
+                yield FoundFile(folder, os.stat(folder), pattern)
         self.matches, self._had_excluded = matches, had_excluded
 
     def unmatched(self) -> dict[str, str]:
@@ -277,40 +284,50 @@ def _parts_match(parts: Sequence[str], patterns: Sequence[str]) -> bool:
     return fnmatchcase(parts[0], patterns[0]) and _parts_match(parts[1:], patterns[1:])
 
 
-def expand(pattern: str) -> list[str]:
+def expand(pattern: str, closed: set[str] | None = None) -> list[str]:
     """
-    Expand a pattern; return a name without wildcards even if no such file exists.
+    Expand a pattern; return a name without wildcards even if no such file exists. `closed` is as for `expand_glob`.
 
     A name with wildcards is also a pattern: a shell that redirects to `*.log` may have created such a file.
     """
     name = unescaped(pattern)
-    paths = {*expand_glob(pattern)} if _has_wildcards(pattern) else set[str]()
+    paths = {*expand_glob(pattern, closed)} if _has_wildcards(pattern) else set[str]()
     if os.path.isdir(name):
-        paths.update(expand_glob(os.path.join(glob.escape(name), "**")))
+        paths.update(expand_glob(os.path.join(glob.escape(name), "**"), closed))
     elif not _has_wildcards(pattern) or os.path.exists(name):
         paths.add(name)
     return sorted(paths)
 
 
-def expand_glob(pattern: str) -> Iterator[str]:
-    """Expand as `glob` does, but enter each folder once per `**`: links to parent folders would multiply the paths."""
+def expand_glob(pattern: str, closed: set[str] | None = None) -> Iterator[str]:
+    """
+    Expand as `glob` does, but enter each folder once per `**`: links to parent folders would multiply the paths.
+
+    Args:
+        closed: Receives the folders that wildcards match but that this process may not list or enter.
+    """
     parts = pattern.split(os.sep)
     if "**" not in parts:
+        if closed is not None and glob.has_magic(os.path.dirname(pattern)):
+            folders = (folder.rstrip(os.sep) for folder in glob.iglob(os.path.join(os.path.dirname(pattern), "")))
+            closed.update(folder for folder in folders if not can_access(folder, os.R_OK | os.X_OK))
         yield from glob.iglob(pattern)
         return
     index = parts.index("**")
     top, rest = os.sep.join([*parts[:index], ""]), os.sep.join(dropwhile("**".__eq__, parts[index:])) or "*"
-    for folder in _folders_below(glob.iglob(top) if glob.has_magic(top) else [top]):
-        yield from expand_glob(os.path.join(glob.escape(folder), rest))
+    for folder in _folders_below(glob.iglob(top) if glob.has_magic(top) else [top], closed):
+        yield from expand_glob(os.path.join(glob.escape(folder), rest), closed)
 
 
-def _folders_below(tops: Iterable[str]) -> Iterator[str]:
+def _folders_below(tops: Iterable[str], closed: set[str] | None) -> Iterator[str]:
     """Yield these folders and all below, each once; follow links only to folders that are not reached otherwise."""
     entered: set[FileId] = set()
     queue, linked = deque(tops), deque[str]()
     while queue or linked:
         step()
         folder = (queue or linked).popleft()
+        if closed is not None and os.path.isdir(folder) and not can_access(folder, os.R_OK | os.X_OK):
+            closed.add(folder.rstrip(os.sep))
         with suppress(OSError, ValueError):  # just deleted, cannot be listed, or not a valid name
             file_id = file_id_of(os.stat(folder or os.curdir))
             if file_id in entered:

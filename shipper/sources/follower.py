@@ -96,6 +96,7 @@ class Follower:
         self._found_at = 0.0
         self._has_closed = False  # a deleted or renamed file was closed
         self.is_crowded = False
+        self._has_unopened = False  # new files wait for room
         self._unreachable_bytes = 0
         self.backlog = Backlog()
         self.replace_patterns(patterns)
@@ -120,7 +121,7 @@ class Follower:
             self._scan(found, now)
 
     def _scan(self, found: Sequence[FoundFile], now: float) -> None:
-        self.is_crowded = False
+        self.is_crowded = self._has_unopened = False
         self.files.begin_scan()
         if self._has_new_patterns:
             self._followed_since = self._register.started_patterns()
@@ -165,6 +166,7 @@ class Follower:
             unmatched=messages,
             unreadable=unreadable[:_UNREADABLE_SHOWN],
             unreadable_count=len(unreadable),
+            has_unopened=self._has_unopened,
         )
         if not self.backlog.has_scanned:
             report = log.warning if messages or unreadable else log.info
@@ -315,7 +317,7 @@ class Follower:
     def _try(self, found: FoundFile, now: float, action: Callable[[FoundFile, float], None]) -> None:
         """Try to open a file; log each failure once."""
         try:
-            if not found.is_regular:
+            if found.is_special:
                 raise not_regular(found.path)
             with self._index.opening(found.name, found.file_id):
                 action(found, now)
@@ -324,7 +326,7 @@ class Follower:
             if FileNotFoundError in (type(error), type(error.__cause__)):
                 return  # deleted or renamed since it was found
             # Anything but a regular file is an input only if named explicitly: a wildcard may match a socket.
-            refusal = _Refusal(shown(str(error)), found.is_regular or found.name == unescaped(found.pattern))
+            refusal = _Refusal(shown(str(error)), not found.is_special or found.name == unescaped(found.pattern))
             if self._refused.get(found.path) != refusal:
                 log.warning("source_refused", path=shown(found.path), error=refusal.message)
                 self._refused[found.path] = refusal
@@ -349,6 +351,7 @@ class Follower:
             closed = self.files.close_quietest()
             if closed is None:
                 self.is_crowded = True  # all are being read
+                self._has_unopened |= self._index.at(found.file_id) is None
                 return False
             assert closed.signature is not None
             self._closed[closed.file_id] = closed.signature
@@ -443,7 +446,7 @@ class Follower:
         self._followed_since = self._register.started_patterns()
 
     def _skip_to_end(self, found: FoundFile) -> list[tuple[Stream, bytes]]:
-        if not found.is_regular or not found.status.st_size:
+        if found.is_special or not found.status.st_size:
             return []
         try:
             reader = self._index.open(found.path)

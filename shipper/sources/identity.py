@@ -560,7 +560,8 @@ def _open_file(path: Path) -> int:
 
 
 def not_regular(path: Path) -> SourceError:
-    return SourceError(f"{path} is not a regular file; use `shipper pipe` for a stream")
+    denied = access_problem(path, os.R_OK)
+    return SourceError(denied or f"{path} is not a regular file; use `shipper pipe` for a stream")
 
 
 def folders_of(stream: Stream) -> set[str]:

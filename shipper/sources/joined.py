@@ -63,4 +63,5 @@ class JoinedSource:
             unreadable=[message for backlog in backlogs for message in backlog.unreadable],
             unreadable_count=sum(backlog.unreadable_count for backlog in backlogs),
             has_scanned=all(backlog.has_scanned for backlog in backlogs),
+            has_unopened=any(backlog.has_unopened for backlog in backlogs),
         )

@@ -13,8 +13,8 @@ from threading import Event
 from typing import Final
 from urllib.parse import quote
 
-from shipper.model.errors import ConfigError, StateInUseError, first_of
-from shipper.system.files import GUARDED
+from shipper.model.errors import ConfigError, StateInUseError, StateUnwritableError, first_of
+from shipper.system.files import FULL_DISK, GUARDED
 from shipper.system.permissions import (
     DENIALS,
     access_problem,
@@ -54,6 +54,7 @@ def locked_directory(path: Path) -> Iterator[Path]:
 
     Raises:
         ConfigError: The directory cannot be created or written.
+        StateUnwritableError: Its disk is full, read-only or broken.
         StateInUseError: Another process holds the lock.
     """
     with clean_up_on_config_error(path, "state.db"), _locked(path):
@@ -68,7 +69,7 @@ def _locked(path: Path) -> Iterator[None]:
             raise ConfigError(f"{problem}, but shipper needs a regular file there; remove it", key="state.directory")
         lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ConfigError(why_unusable(path, error), key="state.directory") from error
+        raise _unusable(path, error) from error
     try:
         try:
             _lock(lock, path / "lock")
@@ -94,7 +95,7 @@ def make_private(path: Path) -> None:
         if path.stat().st_mode & 0o077:
             path.chmod(0o700)
     except OSError as error:
-        raise ConfigError(why_unusable(path, error), key="state.directory") from error
+        raise _unusable(path, error) from error
 
 
 def _lock(lock: int, path: Path) -> None:
@@ -140,8 +141,17 @@ def has_state(directory: Path) -> bool:
         raise ConfigError(message, key="state.directory") from error
 
 
-def why_unusable(path: Path, error: OSError) -> str:
-    """Explain why this process cannot use a state directory or its lock, and what to do about it."""
+def _unusable(path: Path, error: OSError) -> ConfigError | StateUnwritableError:
+    """Return an error that says why a state directory or its lock cannot be used; a disk needs no other settings."""
+    if error.errno in {*FULL_DISK, errno.EIO} or (error.errno == errno.EROFS and os.path.lexists(path)):
+        return StateUnwritableError(
+            f"{path} cannot be written ({error.strerror}); nothing is lost: make room on its disk, or make it writable "
+            "again, and run the command again"
+        )
+    return ConfigError(_why_unusable(path, error), key="state.directory")
+
+
+def _why_unusable(path: Path, error: OSError) -> str:
     if error.errno in DENIALS and os.path.lexists(path):
         reason = access_problem(path) or access_problem(path / "lock")
         reason = reason or f"{path} cannot be closed to others: {describe_ownership(path.stat())}"

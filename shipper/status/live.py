@@ -74,7 +74,7 @@ class Live(Struct, frozen=True, kw_only=True):
         total_bytes: Size of an input with an end, if known.
         accepted_per_second, settled_bytes_per_second: Averages over the last ten seconds.
         lag_bytes: Known unsettled bytes of all inputs.
-        unmatched, unreadable, unreadable_count, has_scanned: See `Backlog`.
+        unmatched, unreadable, unreadable_count, has_scanned, has_unopened: See `Backlog`.
         spool_bytes: Bytes of standard input on disk.
         oldest_unsettled_seconds: Age of the oldest record read and not settled; None if there is none.
         unreachable_bytes: Unread bytes of inputs that disappeared during this run.
@@ -116,6 +116,7 @@ class Live(Struct, frozen=True, kw_only=True):
     unreadable: list[str] = []
     unreadable_count: int = 0
     has_scanned: bool = True
+    has_unopened: bool = False
     spool_bytes: int = 0
     oldest_unsettled_seconds: float | None = None
     unreachable_bytes: int = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -120,8 +119,9 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
     @property
     def has_files_left(self) -> bool:
-        """Whether some files of a one-shot run were not read to their ends; the state may not know them."""
-        return self.live is not None and self.live.total_bytes is not None and not self.live.input_ended
+        """Whether the process knows of unread files that the state may not know."""
+        live = self.live
+        return live is not None and (live.has_unopened or (live.total_bytes is not None and not live.input_ended))
 
     @property
     def delivered_until(self) -> float | None:
@@ -175,7 +175,7 @@ def take_snapshot(settings: Settings, at: float) -> Snapshot:
     patterns = Patterns(
         settings.input.include, exclude=settings.input.exclude, state_directory=directory, folder=folder
     )
-    files = [file for file in patterns.find() if stat.S_ISREG(file.status.st_mode)]
+    files = [file for file in patterns.find() if not file.is_special]
     generations, unknown = Siblings(patterns).find([file.name for file in files], started_patterns(directory), at)
     files += generations
     inputs = (

@@ -24,18 +24,18 @@ def access_problem(path: Path, access: int = os.R_OK | os.W_OK) -> str:
     Args:
         access: `os.R_OK`, `os.W_OK`, or both.
     """
-    if _can_access(path, access | (os.X_OK if os.path.isdir(path) else 0)):
+    if can_access(path, access | (os.X_OK if os.path.isdir(path) else 0)):
         return ""
     parent: Path | None = None
     for folder in reversed(path.absolute().parents):
         if not os.path.lexists(folder):
             break
-        if not _can_access(folder, os.X_OK):
+        if not can_access(folder, os.X_OK):
             return _describe_denial(folder, os.X_OK)
         parent = folder
     if os.path.exists(path):
         return _describe_denial(path, access)
-    if parent is None or not access & os.W_OK or _can_access(parent, os.W_OK):
+    if parent is None or not access & os.W_OK or can_access(parent, os.W_OK):
         return ""
     return _describe_denial(parent, os.W_OK)
 
@@ -70,7 +70,8 @@ def describe_ownership(status: os.stat_result) -> str:
     )
 
 
-def _can_access(path: Path, access: int) -> bool:
+def can_access(path: Path | str, access: int) -> bool:
+    """Return whether this process has permissions such as `os.R_OK`; False if the path does not exist."""
     return os.access(path, access, effective_ids=os.access in os.supports_effective_ids)
 
 

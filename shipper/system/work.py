@@ -246,7 +246,8 @@ class StuckPlaces:
         if self._traceback >= 0:
             if os.fstat(self._traceback).st_size:  # the interpreter has recovered
                 os.ftruncate(self._traceback, 0)
-            faulthandler.dump_traceback_later(self.limit_s, file=self._traceback)
+            with suppress(RuntimeError):  # no thread can be started; the next tick tries again
+                faulthandler.dump_traceback_later(self.limit_s, file=self._traceback)
 
     def _record(self, item: WorkItem, is_beginning: bool) -> None:
         start = _SLOTS.get(item.stage)

@@ -25,7 +25,7 @@ from tests.e2e.conftest import Sample
 from tests.e2e.driver import QUICK, SHIPPER, Service, Shipper, changed
 from tests.e2e.fake_service import FakeService, events_of
 from tests.e2e.files import Tail, append
-from tests.e2e.surroundings import unread_bytes
+from tests.e2e.surroundings import small_disk, unread_bytes
 from tests.e2e.test_reconcile import with_report
 
 
@@ -44,6 +44,13 @@ def test_demo_needs_no_settings_and_leaves_no_files(shipper: Shipper, tmp_path: 
     assert "generates from them: 2,000 registrations" in text
     assert list(temporary.iterdir()) == []
     assert not shipper.state.exists()
+
+
+def test_demo_names_a_full_folder_for_temporary_files(shipper: Shipper, tmp_path: Path):
+    with small_disk(tmp_path / "disk", 1 << 17) as disk:
+        full = shipper.run("demo", configured=False, env={"TMPDIR": str(disk.path)}, check=False)
+        assert (full.returncode, list(disk.path.iterdir())) == (1, [])
+    assert re.search(rf"{disk.path}/.* \(.*No space left on device.* TMPDIR", full.stderr)
 
 
 def test_a_slow_reader_gets_all_output_despite_an_interrupted_write(shipper: Shipper):

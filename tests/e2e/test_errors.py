@@ -29,14 +29,18 @@ def test_a_missing_setting_is_named(shipper: Shipper, configured: bool, settings
     assert not (shipper.state / "state.db").exists()
 
 
-def test_a_run_without_enough_memory_says_what_to_lower_and_loses_nothing(
-    shipper: Shipper, service: Service, file: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(MemoryError(), "lower batch.max_bytes"), (RuntimeError("can't start new thread"), "TasksMax=")],
+)
+def test_a_run_without_enough_memory_or_threads_says_what_to_change_and_loses_nothing(
+    error: Exception, words: str, shipper: Shipper, service: Service, file: Path, monkeypatch: pytest.MonkeyPatch
 ):
     with monkeypatch.context() as patched:
-        patched.setattr("shipper.pipeline.batching.Batch", Mock(side_effect=MemoryError))
+        patched.setattr("shipper.pipeline.batching.Batch", Mock(side_effect=error))
         result = shipper.backfill(file, check=False)
     assert (result.returncode, result.stderr.count("\n")) == (1, 1), result.stderr
-    assert "lower batch.max_bytes" in result.stderr
+    assert words in result.stderr
     assert shipper.backfill(file).counts() == (300, 300, 0, 0, 0)
 
 

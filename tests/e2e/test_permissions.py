@@ -155,6 +155,9 @@ def test_an_unreadable_file_is_named_with_its_owner(command: str, shipper: Shipp
         (used, used, f"{used} cannot be read: {denied}"),
         (closed, f"{closed}/*.ndjson", f"no file matches {closed}/*.ndjson: {closed} cannot be read: {denied}"),
         (closed, f"{closed}/events.ndjson", f"no file matches {closed}/events.ndjson: {closed} cannot be entered: "),
+        (closed, "**/events.ndjson", f"{closed} cannot be read: {denied}"),
+        (closed, "*/events.ndjson", f"{closed} cannot be read: {denied}"),
+        (closed, str(shipper.folder), f"{closed} cannot be read: {denied}"),
         (used, "closed/a/b.ndjson", f"no file matches {closed}/a/b.ndjson: there is no folder {closed}/a"),
     ):
         mode = place.stat().st_mode
@@ -162,6 +165,15 @@ def test_an_unreadable_file_is_named_with_its_owner(command: str, shipper: Shipp
         result = without_privilege(shipper, command, named)
         place.chmod(mode)
         result.assert_ended(2, words)
+
+
+def test_nothing_is_delivered_for_sure_while_a_folder_below_a_pattern_cannot_be_listed(shipper: Shipper, used: Path):
+    closed = shipper.folder / "closed"
+    closed.mkdir(mode=0)
+    settings: dict[str, object] = {"input.include": "**/*.ndjson"}
+    for exclude, code in (["none"], 4), ([str(closed)], 0):
+        answer = without_privilege(shipper, "status", "--until", "now", settings={**settings, "input.exclude": exclude})
+        assert (answer.returncode, f"{closed} cannot be read: permission" in answer.stdout) == (code, code == 4), answer
 
 
 # An invalid configuration -----------------------------------------------------------------------------------------

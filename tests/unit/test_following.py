@@ -104,9 +104,12 @@ def test_many_files_are_followed_with_few_of_them_open(bench: Bench):
         for name in names:
             bench.write(name, f"{name} {turn}\n".encode())
         got: list[bytes] = []
+        unopened = []
         for look in range(20):
             got += bench.read(turn * 100.0 + look).splitlines()
             assert len(follower.files) <= 3
+            unopened.append(follower.backlog.has_unopened)
+        assert (unopened[0], unopened[-1]) == (not turn, False)
         assert sorted(got) == sorted(f"{name} {turn}".encode() for name in names)
 
 

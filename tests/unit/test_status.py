@@ -161,13 +161,14 @@ def test_a_snapshot_of_another_process_is_ignored():
     assert "rate" not in "".join(figures(seen))
 
 
-def test_unread_named_files_are_not_reported_as_delivered():
+def test_unread_files_are_not_reported_as_delivered():
     for process_id in (7, None):
         seen = look(stream(), process_id=process_id, says=live(command="backfill", total_bytes=500))
         assert "not all files have been read to the end" in "".join(first_lines(seen))
         assert "not all files have been read to the end" in "".join(answer_until(seen, NOW - 1e6))
         assert not seen.is_delivered(NOW - 1e6)
         assert seen.delivered_until is None
+        assert look(stream(), process_id=process_id, says=live(has_unopened=True)).delivered_until is None
     assert look(stream(), says=live(total_bytes=500, input_ended=True)).delivered_until == NOW
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shutil
 import sqlite3
 import stat
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -319,6 +321,16 @@ def test_an_impossible_directory_is_a_configuration_error(tmp_path: Path):
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ConfigError, match=r"state\.directory"), locked_directory(path):
             pass
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EIO])
+def test_a_disk_that_cannot_be_written_at_startup_is_no_configuration_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+):
+    """Its exit code tells supervisors to try again."""
+    monkeypatch.setattr("shipper.state.directory.file_type_problem", Mock(side_effect=OSError(code, os.strerror(code))))
+    with pytest.raises(StateUnwritableError, match=re.escape(f"{tmp_path} cannot be written ({os.strerror(code)})")):
+        locked_directory(tmp_path).__enter__()
 
 
 def test_the_lock_is_released_with_its_holder_whatever_the_file_contains(tmp_path: Path):

@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from contextlib import ExitStack, closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from structlog.testing import capture_logs
@@ -214,6 +215,13 @@ def test_a_frozen_interpreter_leaves_its_place_and_it_counts_once(tmp_path: Path
     assert (place.offset, place.end, place.is_single, place.starts) == (70, 900, False, 1)
     assert [(line["event"], line["stage"], line["offset"]) for line in logs] == [("stuck_before", "validate", 70)]
     assert start(tmp_path).suspects["1:2"] == [place]
+
+
+def test_work_is_still_watched_if_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("faulthandler.dump_traceback_later", Mock(side_effect=RuntimeError("unable to start")))
+    places = start(tmp_path)
+    with places.recording():
+        places.tick()
 
 
 def test_a_kill_during_advancing_work_does_not_count(tmp_path: Path):

@@ -51,9 +51,7 @@ def answer_until(snapshot: Snapshot, until: float, limit: int | None = LISTED, n
         return [*lines, "  no inputs are known yet: nothing has been shipped from here"]
     lines += _future_lines(until, snapshot.at)
     if snapshot.has_files_left:
-        lines.append(
-            "  not all files of the last run have been read to their ends; `backfill` them again if it has ended"
-        )
+        lines.append("  not all files have been read to the end; if the last command has ended, run it again")
     if snapshot.is_spool_late(until):
         lines.append(f"  standard input: {_to_go(snapshot.state.spool.lag_bytes, snapshot)}")
     if late := snapshot.late_streams(until):
