@@ -42,6 +42,7 @@ _SUSPICIOUS: Final = 1.4  # slowdown that is more than noise even in a single ro
 _PATIENCE: Final = 20  # rounds until a doubtful baseline is measured again, or the limit may exceed the ceiling
 _HALVED: Final = 0.55  # if half the concurrency lowers latency to this fraction, the other half was only queueing
 _DECREASE: Final = 0.9
+_BRAKES: Final = {"systematic_rejection", "too_large"}  # reasons of `accept_refusals`
 _ANSWERS_OWED: Final = 50  # answers per congestion until its limit is tried again; keeps errors near 2 %
 
 
@@ -359,12 +360,14 @@ class Gate:
     def note_answered(self, admission: Admission) -> None:
         """Record that the service refused a batch because of its records, so it is up and accepts our credentials."""
         self._note_answer(admission)
-        if self.reason == "systematic_rejection":
+        if self.reason in _BRAKES:
             self._delay_probe(math.inf)
         else:
             self._open()
 
-    def accept_refusals(self, records: int, admission: Admission, quote: Callable[[], str]) -> int:
+    def accept_refusals(
+        self, records: int, admission: Admission, quote: Callable[[], str], *, are_too_large: bool = False
+    ) -> int:
         """
         Return how many refusals of records to accept as genuine, and count them.
 
@@ -378,12 +381,13 @@ class Gate:
         self._refusals += accepted
         if accepted < records:
             words = quote()
-            reason = f', the last one with "{words}"' if words else ""
+            last = f', the last one with "{words}"' if words else ""
+            reason = "too_large" if are_too_large else "systematic_rejection"
             message = (
-                f"the service refused {self._refusals} records in a row and accepted none of them{reason} "
+                f"the service refused {self._refusals} records in a row and accepted none of them{last} "
                 f"(delivery.poison_limit is {self._settings.poison_limit}); the rest stays pending"
             )
-            self.note_failure(Verdict(Action.PAUSE, "systematic_rejection", message), admission)
+            self.note_failure(Verdict(Action.PAUSE, reason, message), admission)
         return accepted
 
     def note_failure(self, verdict: Verdict, admission: Admission) -> None:

@@ -92,6 +92,10 @@ _NO_TLS: Final = Verdict(
     "the service demands TLS or another client certificate",
     "{section}.base_url and {section}.client_certificate",
 )
+_FORBIDDEN: Final = Verdict(
+    Action.PAUSE, "forbidden", "the service denied access", "the permissions of the token and the subscription key"
+)
+_BLOCKED: Final = replace(_FORBIDDEN, problem="the service, or a firewall, as the answer is not JSON, denied access")
 _QUOTA_USED_UP: Final = Verdict(Action.THROTTLE, "quota", "the quota of the subscription is used up")
 _ACCEPTED: Final = Verdict(Action.ACCEPT)
 _PARTLY: Final = Verdict(Action.BISECT, "rejected", "the service refuses a record without naming it")
@@ -104,9 +108,7 @@ _TABLE: Final = {
     401: Verdict(
         Action.RENEW_TOKEN, "token", "the service refused the access token", "{section}.token or {section}.oauth2"
     ),
-    403: Verdict(
-        Action.PAUSE, "forbidden", "the service denied access", "the permissions of the token and the subscription key"
-    ),
+    403: _FORBIDDEN,
     404: _NOT_FOUND,
     405: Verdict(Action.PAUSE, "not_found", "the method is not allowed at this address", "{section}.base_url"),
     408: _RETRY,
@@ -333,6 +335,8 @@ def _refusal(answer: Answer, document: object) -> Verdict:
         return _NO_TLS
     if status == 403 and (answer.retry_after or _QUOTA.search(text)):
         return _QUOTA_USED_UP
+    if status == 403 and document is _NO_DOCUMENT:
+        return _BLOCKED
     if 300 <= status < 400:
         return _REDIRECT
     return _TABLE.get(status, _RETRY if status >= 500 else _UNEXPECTED)

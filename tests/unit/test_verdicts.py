@@ -157,6 +157,13 @@ def test_the_advice_names_the_section_to_check():
     assert "intake.base_url" in judged(answer(302)).message
 
 
+@each("body", [b"<html>Request blocked</html>", b"Request blocked"])
+def test_a_403_that_is_not_json_may_be_that_of_a_firewall(body: bytes):
+    found = judged(answer(403, body))
+    assert (found.action, found.reason, "a firewall" in found.problem) == (Action.PAUSE, "forbidden", True)
+    assert "firewall" not in judged(answer(403, b'{"message":"no"}')).problem
+
+
 @pytest.mark.parametrize("status", [301, 401, 403, 404, 405, 429, 501])
 def test_the_message_and_the_advice_are_separate(status: int):
     """Beside the advice of the reason, the message would say it twice."""
