@@ -359,10 +359,7 @@ class Follower:
         while self._waiting and self._make_room():
             found = self._waiting.popleft()
             self._closed.pop(found.file_id, None)
-            if self._index.at(found.file_id) is not None:
-                self._try(found, now, self._open_in_place)
-            if self._index.at(found.file_id) is None:
-                self._try(found, now, self._open_new)
+            self._try(found, now, self._open_in_place if self._index.at(found.file_id) else self._open_new)
 
     def _open_in_place(self, found: FoundFile, now: float) -> None:
         reader = self._index.open_in_place(found.path)
