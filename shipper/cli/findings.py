@@ -33,7 +33,7 @@ from shipper.model.records import Chunk, Rejection, Stream
 from shipper.sources.reader import READ_BYTES
 
 _EXAMPLES_PER_RULE: Final = 5
-_EXAMINED_MAX: Final = 1000  # records per rule examined for a remedy
+_EXAMINED_MAX: Final = 1000  # records examined for a remedy, per rule, and for doubtful texts and unlisted codes
 _NAMES_SHOWN: Final = 20
 _SHAPE_CHARACTERS: Final = 60
 _HEAD_BYTES: Final = 1024
@@ -134,8 +134,7 @@ class Validation:
         self._room_bytes = max(1 << 20, settings.input.max_record_bytes + 1)
         self._latest = latest_timestamp(time.time(), settings.records.max_future_seconds)
         self._remedies: dict[str, Remedy] = {}
-        self._examined = 0  # records searched for unlisted codes
-        self._doubted = 0  # and for doubtful texts
+        self._examined = 0  # records whose values were examined
         self.findings = Findings()
 
     def add(self, name: str, chunks: Iterator[Chunk], *, lines_before: int = 0, file: Path | None = None) -> None:
@@ -168,9 +167,7 @@ class Validation:
                     faults = rejection.faults or {rejection.rule: rejection.message}
                     missing.update(rule for rule, message in faults.items() if message.endswith(IS_MISSING))
                     self._add_faults(name, rejection, faults, chunk, lines_before)
-            self._add_doubtful_texts(chunk, rejected)
-            if self._shows_values:
-                self._add_unlisted_codes(chunk, rejected)
+            self._examine(chunk, rejected)
             lines_before += chunk.data.count(b"\n") or 1
         findings.good = findings.records - findings.failed - findings.duplicates
         changes = self._codec.changes
@@ -233,33 +230,33 @@ class Validation:
         if source is not None and code_text(value) in source.values:
             example.becomes = repr(source.values[code_text(value)])
 
-    def _add_doubtful_texts(self, chunk: Chunk, rejected: Collection[int]) -> None:
-        """Count texts in the first good records that may not be what was meant, by what is doubtful about them."""
-        records = documents_in(chunk) if self._doubted < _EXAMINED_MAX else iter(())
-        for offset, document in islice(records, _EXAMINED_MAX - self._doubted):
-            self._doubted += 1
-            columns = self._mapped.columns([document]) if offset not in rejected else []
-            for field, (value,) in zip(FIELDS, columns, strict=False):
-                if isinstance(value, str) and (found := _DOUBTFUL.fullmatch(value)):
-                    counts = self.findings.doubtful.setdefault(field, {})
-                    mark = found[found.lastindex or 0]
-                    counts[mark] = counts.get(mark, 0) + 1
-
-    def _add_unlisted_codes(self, chunk: Chunk, rejected: Collection[int]) -> None:
-        """Find the codes of good records that `values` does not list, if there are any in the first records."""
-        found = self.findings.unlisted_codes
-        fields = [field for field, count in self._codec.changes.unlisted.items() if count > 0]
-        fields = [field for field in fields if len(found.setdefault(field, [])) < _CODES_SHOWN]
-        for offset, document in documents_in(chunk) if fields else ():
-            if self._examined >= _EXAMINED_MAX:
-                return
+    def _examine(self, chunk: Chunk, rejected: Collection[int]) -> None:
+        """Examine the values of good records, if they are among the first records."""
+        records = documents_in(chunk) if self._examined < _EXAMINED_MAX else iter(())
+        unlisted = {field for field, count in self._codec.changes.unlisted.items() if count > 0 and self._shows_values}
+        for offset, document in islice(records, _EXAMINED_MAX - self._examined):
             self._examined += 1
-            columns = self._unmapped.columns([document]) if offset not in rejected else []
-            for field, (value,) in zip(FIELDS, columns, strict=False):
-                code = "" if value in EMPTY or isinstance(value, list | dict) else code_text(value)
-                is_listed = field not in fields or code in self._sources[field].values
-                if code and not is_listed and code not in found[field] and len(found[field]) < _CODES_SHOWN:
-                    found[field].append(code[:_SHAPE_CHARACTERS])
+            if offset in rejected:
+                continue
+            for field, (value,) in zip(FIELDS, self._mapped.columns([document]), strict=True):
+                self._add_doubtful_text(field, value)
+            for field, (value,) in zip(FIELDS, self._unmapped.columns([document]) if unlisted else (), strict=False):
+                if field in unlisted:
+                    self._add_unlisted_code(field, value)
+
+    def _add_doubtful_text(self, field: str, value: object) -> None:
+        """Count a text that may not be what was meant, by what is doubtful about it."""
+        if isinstance(value, str) and (found := _DOUBTFUL.fullmatch(value)):
+            counts = self.findings.doubtful.setdefault(field, {})
+            mark = found[found.lastindex or 0]
+            counts[mark] = counts.get(mark, 0) + 1
+
+    def _add_unlisted_code(self, field: str, value: object) -> None:
+        code = "" if value in EMPTY or isinstance(value, list | dict) else code_text(value)
+        if code and code not in self._sources[field].values:
+            codes = self.findings.unlisted_codes.setdefault(field, [])
+            if code not in codes and len(codes) < _CODES_SHOWN:
+                codes.append(code[:_SHAPE_CHARACTERS])
 
     def _check_header(self, name: str, chunk: Chunk) -> None:
         """Record missing columns; hide the column names if none is known, as the first row may be a record."""

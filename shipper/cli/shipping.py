@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from shipper.cli.common import format_option, print_json, run_async, say, several, tolerate_closed_stdout
-from shipper.cli.signals import STOP_SIGNALS, receive_signals
+from shipper.cli.signals import receive_signals, signals_of_pipeline
 from shipper.config.settings import Settings
 from shipper.model.errors import StateInUseError
 from shipper.model.printable import printable
@@ -192,7 +191,7 @@ async def run_pipeline(
         reload_hooks=ReloadHooks(notifier.begin_reload, notifier.end_reload, *reload) if reload else None,
         suspects=suspects,
     )
-    signals = receive_signals(*STOP_SIGNALS, *([signal.SIGHUP] if reload else []))
+    signals = receive_signals(*signals_of_pipeline(can_reload=reload is not None))
     async with anyio.create_task_group() as side:
         side.start_soon(publisher.keep_current)
         side.start_soon(trim_heap_periodically)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final, Self
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from shipper.system.addresses import host_of
+
+_ENCODINGS: Final = {"gzip": "gzip", "x-gzip": "gzip", "br": "br", "deflate": "deflate", "zstd": "zstd"}
+_GZIP: Final = b"\x1f\x8b"
 _REQUEST_IDS: Final = (b"x-ms-request-id", b"x-request-id", b"request-id")
 _REQUEST_ID: Final = re.compile(r"[0-9A-Fa-f-]{16,128}")  # nothing else, as it is logged and could quote a record
 
@@ -21,6 +27,8 @@ class Answer(Struct, frozen=True):
     body: bytes  # truncated at the requested maximum
     date: str = ""
     request_id: str = ""  # for the operators of the service
+    encoding: str = ""  # how the body is compressed, according to its header: a name of a known method
+    redirects_to: str = ""  # the host of another address, which may be the same host
 
     @classmethod
     def of(cls, status: int, headers: Mapping[bytes, bytes], body: bytes) -> Self:
@@ -34,7 +42,21 @@ class Answer(Struct, frozen=True):
             body=body,
             date=texts.get(b"date", ""),
             request_id=request_id if _REQUEST_ID.fullmatch(request_id) else "",
+            encoding=_ENCODINGS.get(texts.get(b"content-encoding", "").strip().lower(), ""),
+            redirects_to=_host_of(texts.get(b"location", "")),
         )
+
+    @property
+    def compression(self) -> str:
+        """How the body is compressed, which no request asks for; empty if it is not."""
+        return "gzip" if self.body.startswith(_GZIP) else self.encoding if self.body else ""
+
+
+def _host_of(address: str) -> str:
+    """Return the host of an address; nothing else of it, as it may contain secrets or values of records."""
+    with suppress(ValueError):
+        return host_of(urlsplit(address).hostname or "") or ""
+    return ""
 
 
 class Results(Struct, frozen=True):

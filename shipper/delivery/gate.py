@@ -42,6 +42,7 @@ _SUSPICIOUS: Final = 1.4  # slowdown that is more than noise even in a single ro
 _PATIENCE: Final = 20  # rounds until a doubtful baseline is measured again, or the limit may exceed the ceiling
 _HALVED: Final = 0.55  # if half the concurrency lowers latency to this fraction, the other half was only queueing
 _DECREASE: Final = 0.9
+_BRAKES: Final = {"systematic_rejection", "too_large"}  # reasons of `accept_refusals`
 _ANSWERS_OWED: Final = 50  # answers per congestion until its limit is tried again; keeps errors near 2 %
 
 
@@ -159,6 +160,8 @@ _OUTAGE_FAILURES: Final = 5  # consecutive failures, across all senders, that co
 _OUTAGE_PROBE_MAX_S: Final = 5.0
 # How long a setup problem is tolerated before the first acceptance: secrets may still be being deployed.
 FAIL_FAST_S: Final = 5.0
+TICK_S: Final = 1.0
+_SUSPENDED_MIN_S: Final = 2.0  # less may be due to a busy machine
 _LIMITS: Final = {"throttled", "quota"}
 _PASSING: Final = {"unavailable", *_LIMITS}
 _LONGEST_WAIT_WHILE_STOPPING_S: Final = 1.0
@@ -211,6 +214,7 @@ class Gate:
         self._refusals = 0
         self._may_fail_fast = give_up_after_s is not None and settings.fail_fast
         self._setup_fails_since: float | None = None
+        self._ticked_at: float | None = None
         self._is_hurried = False
         self._woken = anyio.Event()  # interrupts `sleep`
         self._is_finished = False
@@ -264,6 +268,8 @@ class Gate:
 
     def _patience_s(self) -> float:
         """Return how much longer to wait for an acceptance; raise if that time is over."""
+        if self._ticked_at is not None:
+            self.tick()
         now = anyio.current_time()
         if self._fails_fast_at() <= now:
             raise self._gave_up("nothing has been accepted yet", _FIX_IT)
@@ -289,6 +295,17 @@ class Gate:
 
     def _fails_fast_at(self) -> float:
         return math.inf if self._setup_fails_since is None else self._setup_fails_since + FAIL_FAST_S
+
+    def tick(self) -> None:
+        """Note that time passes, every `TICK_S`; while the process is suspended, it does not count as failing."""
+        now = anyio.current_time()
+        missed_s = 0.0 if self._ticked_at is None else now - self._ticked_at - TICK_S
+        self._ticked_at = now
+        if missed_s > _SUSPENDED_MIN_S:
+            if self.failing_since is not None:
+                self.failing_since = min(now, self.failing_since + missed_s)
+            if self._setup_fails_since is not None:
+                self._setup_fails_since = min(now, self._setup_fails_since + missed_s)
 
     async def sleep(self, seconds: float) -> None:
         """Wait; end early on `hurry` (after at most 1 s), on `retry`, and when it is time to give up."""
@@ -359,12 +376,14 @@ class Gate:
     def note_answered(self, admission: Admission) -> None:
         """Record that the service refused a batch because of its records, so it is up and accepts our credentials."""
         self._note_answer(admission)
-        if self.reason == "systematic_rejection":
+        if self.reason in _BRAKES:
             self._delay_probe(math.inf)
         else:
             self._open()
 
-    def accept_refusals(self, records: int, admission: Admission, quote: Callable[[], str]) -> int:
+    def accept_refusals(
+        self, records: int, admission: Admission, quote: Callable[[], str], *, are_too_large: bool = False
+    ) -> int:
         """
         Return how many refusals of records to accept as genuine, and count them.
 
@@ -378,12 +397,13 @@ class Gate:
         self._refusals += accepted
         if accepted < records:
             words = quote()
-            reason = f', the last one with "{words}"' if words else ""
+            last = f', the last one with "{words}"' if words else ""
+            reason = "too_large" if are_too_large else "systematic_rejection"
             message = (
-                f"the service refused {self._refusals} records in a row and accepted none of them{reason} "
+                f"the service refused {self._refusals} records in a row and accepted none of them{last} "
                 f"(delivery.poison_limit is {self._settings.poison_limit}); the rest stays pending"
             )
-            self.note_failure(Verdict(Action.PAUSE, "systematic_rejection", message), admission)
+            self.note_failure(Verdict(Action.PAUSE, reason, message), admission)
         return accepted
 
     def note_failure(self, verdict: Verdict, admission: Admission) -> None:

@@ -108,6 +108,8 @@ class OAuth2Source:
         document = _document(answer.body)
         if not 200 <= answer.status < 300:
             raise self._refusal(answer, document)
+        if answer.compression:
+            raise self._nonsense(f"is compressed ({answer.compression}), although the request does not ask for that")
         value, token_type = document.get("access_token"), document.get("token_type", "Bearer")
         if not isinstance(value, str) or not value:
             raise self._nonsense("has no token")
@@ -136,11 +138,15 @@ class OAuth2Source:
         elif error or answer.status in {401, 403}:
             reason = "token"
             what = f"the token endpoint refuses the request; check the settings under {self.key}"
+        elif answer.redirects_to and 300 <= answer.status < 400:
+            is_found = False
+            what = f"the token endpoint redirects to {answer.redirects_to}, which shipper does not follow"
+            what += f"; check {self.key}.token_url"
         else:
             is_found = False
             what = f"no token endpoint was found at this address; check {self.key}.token_url"
         wait_s = requested_wait_s(answer.retry_after, "", date=answer.date, wall_time=self._wall_time())
-        details = _details(answer.status, error, document)
+        details = _details(answer, error, document)
         is_setup_problem = reason == "token" or not is_found
         return NoTokenError(reason, f"{what} ({details})", wait_s, is_setup_problem=is_setup_problem)
 
@@ -174,9 +180,11 @@ def _claimed_lifetime_s(token: str, wall_since: float) -> float | None:
     return expiry - wall_since if expiry is not None and expiry > wall_since else None
 
 
-def _details(status: int, error: str, document: dict[str, Any]) -> str:
+def _details(answer: Answer, error: str, document: dict[str, Any]) -> str:
     """Return the status, error code and request ids, for support; they cannot contain secrets."""
-    details = [f"HTTP {status}", error]
+    details = [f"HTTP {answer.status}", error]
+    if answer.compression:
+        details.append(f"unreadable, as it is compressed: {answer.compression}")
     for name in ("trace_id", "correlation_id"):
         value = document.get(name)
         if isinstance(value, str) and _UUID.fullmatch(value):

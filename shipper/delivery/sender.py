@@ -365,9 +365,10 @@ class Sender:
         batch = outgoing.batch
         if batch.events == 1:
             words = next(iter(verdict.results.rejected.values()), "") or verdict.statement
-            is_certain = _is_repeat(outgoing, words)
-            if not is_certain and not self._gate.accept_refusals(1, admission, partial(self._quote, words)):
-                return [outgoing]
+            if not _is_repeat(outgoing, words):
+                quote, are_too_large = partial(self._quote, words), verdict.action is Action.HALVE
+                if not self._gate.accept_refusals(1, admission, quote, are_too_large=are_too_large):
+                    return [outgoing]
             self._gate.note_answered(admission)
             outgoing.is_refused = True
             self._settle(None, [(batch, _refusal(outgoing, verdict, words))])

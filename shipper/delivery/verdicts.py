@@ -92,6 +92,10 @@ _NO_TLS: Final = Verdict(
     "the service demands TLS or another client certificate",
     "{section}.base_url and {section}.client_certificate",
 )
+_FORBIDDEN: Final = Verdict(
+    Action.PAUSE, "forbidden", "the service denied access", "the permissions of the token and the subscription key"
+)
+_BLOCKED: Final = replace(_FORBIDDEN, problem="the service denied access, or a firewall, as the answer is not JSON")
 _QUOTA_USED_UP: Final = Verdict(Action.THROTTLE, "quota", "the quota of the subscription is used up")
 _ACCEPTED: Final = Verdict(Action.ACCEPT)
 _PARTLY: Final = Verdict(Action.BISECT, "rejected", "the service refuses a record without naming it")
@@ -104,9 +108,7 @@ _TABLE: Final = {
     401: Verdict(
         Action.RENEW_TOKEN, "token", "the service refused the access token", "{section}.token or {section}.oauth2"
     ),
-    403: Verdict(
-        Action.PAUSE, "forbidden", "the service denied access", "the permissions of the token and the subscription key"
-    ),
+    403: _FORBIDDEN,
     404: _NOT_FOUND,
     405: Verdict(Action.PAUSE, "not_found", "the method is not allowed at this address", "{section}.base_url"),
     408: _RETRY,
@@ -130,7 +132,6 @@ _PARTIAL: Final = {206, 207}  # these must contain a result for each event
 _SHORT_BYTES: Final = 512  # maximum size of an answer whose verdict is cached
 _PLAIN_MAX: Final = 4_096  # maximum characters of an answer in plain text
 _MARKUP: Final = re.compile(r"[<>{}\[\]\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-_GZIP: Final = b"\x1f\x8b"
 _STARTS: Final = {b"{", b"["}
 _NO_DOCUMENT: Final = object()
 _CONGESTION: Final = {408, 429, 503, 504}
@@ -159,7 +160,7 @@ def judge(
         event_ids: Returns the EventIds of the sent events in order; called only if an EventId must be looked up.
         quote: Returns the part of an unknown text about refused access that a message may quote.
     """
-    if len(answer.body) <= _SHORT_BYTES and 200 <= answer.status < 300:
+    if len(answer.body) <= _SHORT_BYTES and not answer.compression and 200 <= answer.status < 300:
         accepted = _short_acceptance(answer.status, answer.content_type, answer.body, events)
         if accepted is not None:
             return accepted
@@ -256,8 +257,8 @@ def _broken_success(answer: Answer, document: object, events: int | None, *, is_
         return _unreadable("its type indicates an error")
     if len(answer.body) >= ANSWER_BYTES:  # truncated
         return _BROKEN
-    if answer.body.startswith(_GZIP):
-        return _unreadable("it is compressed, although the request does not ask for that")
+    if answer.compression:
+        return _unreadable(f"it is compressed ({answer.compression}), although the request does not ask for that")
     if not start:
         return _BROKEN if answer.status in _PARTIAL else None
     if not is_text:
@@ -333,6 +334,11 @@ def _refusal(answer: Answer, document: object) -> Verdict:
         return _NO_TLS
     if status == 403 and (answer.retry_after or _QUOTA.search(text)):
         return _QUOTA_USED_UP
+    if status == 403 and document is _NO_DOCUMENT and not answer.compression:
+        return _BLOCKED
+    if 300 <= status < 400 and answer.redirects_to:
+        problem = _REDIRECT.problem.replace("redirects", f"redirects to {answer.redirects_to}")
+        return replace(_REDIRECT, problem=problem)
     if 300 <= status < 400:
         return _REDIRECT
     return _TABLE.get(status, _RETRY if status >= 500 else _UNEXPECTED)

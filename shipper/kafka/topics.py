@@ -94,12 +94,14 @@ class Topics:
         Check the topics that a member needs: all that it writes, and at least one that it reads.
 
         Raises:
-            ConfigError: A topic is missing or unsuitable.
+            ConfigError: A topic is missing or unsuitable, or the brokers refuse this client.
             StateUnwritableError: The brokers are unreachable.
         """
         read = self._settings.topics
         problems = []
         for finding in self.findings(is_start=True):
+            if self.is_refused:  # no topic is the cause
+                raise ConfigError(finding.problem, key="input.kafka")
             if finding.is_unreachable:  # the others would be, too
                 raise StateUnwritableError(f"{finding.name}: {finding.problem}", reason="broker_unavailable")
             problems += [finding] if finding.problem else []

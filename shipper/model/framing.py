@@ -22,8 +22,8 @@ WIRE_COLUMNS: Final = frozenset(name.casefold() for name in ActivityEvent.__stru
 
 CR_LINES: Final = "its lines end with CR alone; convert them: tr '\\r' '\\n'"
 OTHER_HEADER: Final = (
-    "is a header with the columns in another order, so the rows after it would be misread; move them into a file of "
-    "their own, with this header"
+    "is a header with other columns or in another order, so the rows after it would be misread; move them into a file "
+    "of their own, with this header"
 )
 
 # In the spool, follows the beginning of an overlong line; the length of the line follows once known.
@@ -35,6 +35,7 @@ BLANKS: Final = b" \t\r\n\0"
 _DELIMITERS: Final = ",;\t|"
 _SNIFFED_BYTES: Final = 65_536
 _HEAD_BYTES_MAX: Final = 1024
+_LONGEST_COLUMN: Final = max(ActivityEvent.__struct_fields__, key=len).encode()
 _KNOWN_COLUMNS_MIN: Final = 2  # a header has more; other lines split at commas have none
 # No possessive group around alternatives: the first releases of Python 3.11 match those wrongly (cpython#106052).
 _QUOTED: Final = rb'"[^"]*(?:""[^"]*)*"'
@@ -134,16 +135,31 @@ class CsvRows:
         except csv.Error:
             return []  # no row has this number of values
 
-    def find_other_header(self, data: bytes) -> int:
-        """Return the start of the first line with the names of the header in another order; -1 if there is none."""
-        longest = max(self.names, key=len, default="").encode()
-        at = data.find(longest) if longest else -1
+    def find_other_header(self, data: bytes, columns: Container[str] = ()) -> int:
+        """
+        Return the start of the first line that is another header; -1 if there is none.
+
+        Such a line has the names of the header in another order, or several names that are all known. Only lines with
+        the longest name of the header or of the wire form are examined.
+
+        Args:
+            columns: Case-folded known names.
+        """
+        marks = {max(self.names, key=len, default="").encode(), _LONGEST_COLUMN} - {b""}
+        return min((at for mark in marks if (at := self._find_other_header(data, mark, columns)) >= 0), default=-1)
+
+    def _find_other_header(self, data: bytes, mark: bytes, columns: Container[str]) -> int:
+        at = data.find(mark)
         while at >= 0:
             start, end = data.rfind(b"\n", 0, at) + 1, data.find(b"\n", at) + 1 or len(data)
             names = self._names_in(data[start:end])
             if names != self.names and sorted(names) == sorted(self.names):
                 return start
-            at = data.find(longest, end)
+            folded = [name.casefold() for name in names]
+            are_known = len(folded) >= _KNOWN_COLUMNS_MIN and all(name in columns for name in folded)
+            if are_known and folded != [name.casefold() for name in self.names]:
+                return start
+            at = data.find(mark, end)
         return -1
 
     def cut(self, data: bytes, *, is_final: bool) -> int:

@@ -62,7 +62,7 @@ class Pipeline:
         is_one_shot: The input has an end, and the run gives up after `delivery.give_up_after_seconds`.
         command: Name of the command, for snapshots.
         publish: Called with a snapshot every second.
-        reload_hooks: What SIGHUP does; None = nothing.
+        reload_hooks: What SIGHUP does; None = it stops the pipeline, as its terminal was closed.
         suspects: By input, the places of records that an earlier process got stuck on.
 
     Attributes:
@@ -325,13 +325,13 @@ class Pipeline:
         with signals as received:
             task_status.started()
             async for number in received:
-                if number == signal.SIGHUP:
-                    side.start_soon(self._reload)
+                if number == signal.SIGHUP and self._reload_hooks is not None:
+                    side.start_soon(self._reload, self._reload_hooks)
                 elif not self._is_draining.is_set():
                     self.stop(cause=number.name)
                     if number == signal.SIGINT and self._is_one_shot:
                         side.start_soon(self._abort_once_stuck)
-                else:
+                elif number != signal.SIGHUP:  # which the kernel and a shell may both send
                     self.abort(cause=number.name)
                     return
 
@@ -387,20 +387,18 @@ class Pipeline:
         self._hold.recheck()
         self._read_scope.cancel()
 
-    async def _reload(self) -> None:
+    async def _reload(self, hooks: ReloadHooks) -> None:
         """Reload the settings: apply all that may change, or none of them on any error."""
-        if self._reload_hooks is None:
-            return
         async with self._reload_lock:
-            self._reload_hooks.begin()
+            hooks.begin()
             try:
-                await self._apply_reload(self._reload_hooks)
+                await self._apply_reload(hooks)
                 self._observer.reload_error = ""
             except (ConfigError, NoTokenError) as error:
                 log.error("reload_refused", error=str(error), message="the previous settings stay in effect")
                 self._observer.reload_error = str(error)
             finally:
-                self._reload_hooks.end()
+                hooks.end()
 
     async def _apply_reload(self, hooks: ReloadHooks) -> None:
         # Reading may hang, for example on an unreachable file system; a stop must not wait for it.

@@ -13,7 +13,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from shipper.config.settings import Settings, require_endpoint
 from shipper.delivery.credentials import ClockSkew, Credentials, NoTokenError
 from shipper.delivery.endpoint import ConnectionSettings, Endpoint, NoAnswerError
-from shipper.delivery.gate import Gate
+from shipper.delivery.gate import TICK_S, Gate
 from shipper.delivery.sender import DeliveryCounts, Sender, SharedState
 from shipper.delivery.verdicts import ANSWER_BYTES, Verdict, without_answer
 from shipper.model.records import Batch, BatchResult
@@ -74,11 +74,17 @@ class SenderPool:
         """Deliver batches until they end."""
         async with anyio.create_task_group() as side:
             side.start_soon(self._refresh_credentials)
+            side.start_soon(self._tick)
             async with anyio.create_task_group() as sending:
                 with batches_rx, settled_tx:  # the senders use clones
                     for sender in self._senders:
                         sending.start_soon(sender.run, batches_rx.clone(), settled_tx.clone())
             side.cancel_scope.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            self.gate.tick()
+            await anyio.sleep(TICK_S)
 
     async def _refresh_credentials(self) -> None:
         """Refresh the tokens of the current credentials, even after the credentials have been replaced."""

@@ -210,6 +210,9 @@ def _verdict(answer: Answer, wall_time: float, quote: Callable[[str], str]) -> V
     """Return the verdict on an answer; status 200 counts as a report until it is parsed."""
     if len(answer.body) > _MAX_REPORT_BYTES:
         return Verdict(Action.PAUSE, "too_large", f"the report is larger than {_MAX_REPORT_BYTES >> 20} MiB")
+    if answer.status == 200 and answer.compression:
+        message = f"the answer is compressed ({answer.compression}), although the request does not ask for that"
+        return Verdict(Action.PAUSE, "unreadable_answer", message, "report.base_url and proxies", status=200)
     if answer.status == 200 and answer.content_type != "text/html":
         return Verdict(Action.ACCEPT, status=200)
     verdict = judge(answer, events=None, section="report", wall_time=wall_time, quote=quote)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -59,7 +60,7 @@ class Follower:
 
     Attributes:
         files: The open files, which also read new data.
-        is_crowded: Whether files wait for room or for a comparison, so that the next scan should follow soon.
+        is_comparing: Whether a comparison of files is not finished, so that the next scan should follow soon.
         backlog: As of the last scan.
     """
 
@@ -84,6 +85,7 @@ class Follower:
         self._max_open = max_open
         self.files = OpenFiles(index, rotate_wait_s=rotate_wait_s, wall_time=wall_time)
         self._closed: dict[FileId, Signature] = {}  # files at their end that are closed until they change
+        self._waiting = deque[FoundFile]()  # files without room as of the last scan
         self._refused: dict[Path, _Refusal] = {}
         self._search_until: dict[int, float] = {}  # until when lost streams are searched for
         self._unrelated: dict[FileId, Signature] = {}  # files that are not these streams
@@ -95,8 +97,7 @@ class Follower:
         self._scanned_at: float | None = None  # start of the last completed scan, seconds since the epoch
         self._found_at = 0.0
         self._has_closed = False  # a deleted or renamed file was closed
-        self.is_crowded = False
-        self._has_unopened = False  # new files wait for room
+        self.is_comparing = False
         self._unreachable_bytes = 0
         self.backlog = Backlog()
         self.replace_patterns(patterns)
@@ -121,7 +122,8 @@ class Follower:
             self._scan(found, now)
 
     def _scan(self, found: Sequence[FoundFile], now: float) -> None:
-        self.is_crowded = self._has_unopened = False
+        self.is_comparing = False
+        self._waiting.clear()
         self.files.begin_scan()
         if self._has_new_patterns:
             self._followed_since = self._register.started_patterns()
@@ -166,7 +168,7 @@ class Follower:
             unmatched=messages,
             unreadable=unreadable[:_UNREADABLE_SHOWN],
             unreadable_count=len(unreadable),
-            has_unopened=self._has_unopened,
+            has_unopened=any(self._index.at(found.file_id) is None for found in self._waiting),
         )
         if not self.backlog.has_scanned:
             report = log.warning if messages or unreadable else log.info
@@ -265,8 +267,8 @@ class Follower:
         if self._has_new_patterns:
             self._apply_start(unknown)
         forget_oldest_lost(self._register, self._index)
-        for found in unknown:
-            self._try(found, now, self._open_in_place if self._index.at(found.file_id) else self._open_new)
+        self._waiting.extend(unknown)
+        self._open_waiting(now)
         new = [file for file in self.files if file.new_since is not None]
         # Originals before their copies, so that the copy is the one that waits.
         for file in sorted(new, key=lambda file: (file.file_id in present, bool(file.reader.content.compression))):
@@ -295,7 +297,10 @@ class Follower:
                 self._index.save_later(stream)
             self._complete(stream, is_matched=True)
         else:
-            was_closed = found.file_id in self._closed
+            was_closed = self._closed.pop(found.file_id, None) is not None
+            if not self._make_room():
+                self._waiting.append(found)
+                return True
             self._try(found, now, self._open_in_place)
             if was_closed and (opened := self.files.at(found.file_id)) is not None:
                 opened.unchanged_at = self._scanned_at
@@ -331,31 +336,62 @@ class Follower:
                 log.warning("source_refused", path=shown(found.path), error=refusal.message)
                 self._refused[found.path] = refusal
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether files wait for room."""
+        return bool(self._waiting)
+
+    def check(self, now: float) -> bool:
+        """
+        Schedule open files that have changed, and open files that wait for room.
+
+        With many files this is faster than `scan`, which finds and identifies all of them.
+
+        Returns:
+            Whether the next check should follow at once, as files were opened and others still wait.
+        """
+        self.files.check_all(now)
+        waiting = len(self._waiting)
+        if not waiting:
+            return False
+        with at_work(WorkItem("find", ", ".join(self.patterns.include))):
+            known = set(self.files)
+            self.files.begin_scan()
+            self.files.restart_truncated(now)
+            self._open_waiting(now)
+            for file in self.files:
+                if file not in known and file.new_since is not None:
+                    self._decide(file, now, is_present=True, is_scan=False)
+            self.save()
+        return 0 < len(self._waiting) < waiting
+
+    def _open_waiting(self, now: float) -> None:
+        """Open files while there is room."""
+        while self._waiting and self._make_room():
+            found = self._waiting.popleft()
+            self._closed.pop(found.file_id, None)
+            self._try(found, now, self._open_in_place if self._index.at(found.file_id) else self._open_new)
+
     def _open_in_place(self, found: FoundFile, now: float) -> None:
-        if self._make_room(found):
-            reader = self._index.open_in_place(found.path)
-            if reader is not None:
-                self._dropped.discard(reader.stream.stream_id)
-                self._follow(reader, now)
+        reader = self._index.open_in_place(found.path)
+        if reader is not None:
+            self._dropped.discard(reader.stream.stream_id)
+            self._follow(reader, now)
 
     def _open_new(self, found: FoundFile, now: float) -> None:
         """Open a file that cannot be identified yet, such as an empty one."""
-        if self._make_room(found):
-            reader = self._index.open_new(found.path, found.file_id)
-            if reader is not None:
-                self.files.add(OpenFile(reader, found.file_id, found.name, now, new_since=now))
+        reader = self._index.open_new(found.path, found.file_id)
+        if reader is not None:
+            self.files.add(OpenFile(reader, found.file_id, found.name, now, new_since=now))
 
-    def _make_room(self, found: FoundFile) -> bool:
-        """Make room for one more open file; if that fails, return False: the next scan tries again."""
+    def _make_room(self) -> bool:
+        """Make room for one more open file; return False if all are being read."""
         if len(self.files) >= self._max_open:
             closed = self.files.close_quietest()
             if closed is None:
-                self.is_crowded = True  # all are being read
-                self._has_unopened |= self._index.at(found.file_id) is None
                 return False
             assert closed.signature is not None
             self._closed[closed.file_id] = closed.signature
-        self._closed.pop(found.file_id, None)
         return True
 
     def _follow(self, reader: StreamReader, now: float) -> None:
@@ -374,8 +410,14 @@ class Follower:
 
     # New files --------------------------------------------------------------------------------------------------------
 
-    def _decide(self, file: OpenFile, now: float, *, is_present: bool) -> None:
-        """Begin to read a new file once it is decided whether it is a copy of another input."""
+    def _decide(self, file: OpenFile, now: float, *, is_present: bool, is_scan: bool = True) -> None:
+        """
+        Begin to read a new file once it is decided whether it is a copy of another input.
+
+        Args:
+            is_scan: All files were found just now. Otherwise the decision on a file that looks like a copy waits for a
+                scan, as its original may be gone.
+        """
         status = file.reader.content.status()
         if file.new_since is None or not status.st_size:
             file.new_since = now
@@ -385,7 +427,9 @@ class Follower:
             try:
                 reader = self._index.decide(file.reader, may_wait=True)
             except UndecidedError as undecided:
-                if self._is_gone(undecided.original) or (is_present and self._may_be_a_copy(file, undecided, now)):
+                if not is_scan or self._is_gone(undecided.original):
+                    return
+                if is_present and self._may_be_a_copy(file, undecided, now):
                     return
                 is_unmatched = not self.patterns.matching(file.name)
                 if is_unmatched and self._is_copy(undecided.original, file) is not False:
@@ -408,7 +452,7 @@ class Follower:
         descriptor = None if opened is None else opened.reader.content.descriptor
         compared_bytes = sum(file.compared.values())
         is_copy = self._index.has_settled_copy(original, file.reader.content, file.compared, descriptor=descriptor)
-        self.is_crowded |= sum(file.compared.values()) > compared_bytes  # so that the next scan continues soon
+        self.is_comparing |= sum(file.compared.values()) > compared_bytes  # so that the next scan continues soon
         if not is_copy:
             return is_copy
         file.reader = reader = self._index.decide(file.reader, may_wait=False)

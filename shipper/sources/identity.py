@@ -234,19 +234,16 @@ class StreamIndex:
 
     def drop(self, stream: Stream) -> None:
         """Forget a stream that was not read, or that is permanently lost."""
+        self.release_file(stream)
         for streams in (self._streams, self._lost, self._unsaved):
             streams.pop(stream.stream_id, None)
-        self._release_file(stream)
 
     def release_file(self, stream: Stream) -> None:
-        """Detach a stream from its file, which is deleted."""
-        self._release_file(stream)
+        """Detach a stream from its file, which is deleted or belongs to another stream."""
+        if self.at(stream.file_id) is stream:
+            del self._by_file_id[stream.file_id]
         stream.device = stream.inode = 0
         self.save_later(stream)
-
-    def _release_file(self, stream: Stream) -> None:
-        if self._by_file_id.get(stream.file_id) is stream:
-            del self._by_file_id[stream.file_id]
 
     def _displace(self, stream: Stream) -> None:
         """Detach a stream from its file, which belongs to another stream now."""
@@ -485,7 +482,7 @@ class StreamIndex:
     def _take_over(self, stream: Stream, content: Content, path: Path) -> None:
         """Assign a file to a lost stream."""
         log.info("source_found_again", path=shown(path), formerly=stream.shown_path, offset=stream.checkpoint)
-        self._release_file(stream)
+        self.release_file(stream)
         self._recover(stream)
         file_id = file_id_of(content.status())
         if (holder := self.at(file_id)) is not None:  # its file was deleted, and the inode was reused

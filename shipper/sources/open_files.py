@@ -175,7 +175,7 @@ class OpenFiles:
             self.close(file)
 
     def begin_scan(self) -> None:
-        """Forget which files were quiet at the previous scan."""
+        """Forget which files were quiet at the previous scan or check."""
         self._quiet = None
 
     def close_quietest(self) -> OpenFile | None:

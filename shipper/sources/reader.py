@@ -442,7 +442,7 @@ class StreamReader:
         rows = self.stream.framing
         if not isinstance(rows, CsvRows) or self.stream.kind != "file":  # the spool was checked when it was written
             return len(data)
-        end = rows.find_other_header(data)
+        end = rows.find_other_header(data, self._form.columns)
         if end == 0:
             raise SourceError(f"{self.path}: the line at byte {self.offset} {OTHER_HEADER}")
         return end if end > 0 else len(data)

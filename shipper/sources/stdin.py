@@ -253,7 +253,7 @@ class SpoolFramer:
         data = self._limit_line(data, is_final=is_final)
         # A longer line is no header; searching all of it again for each small piece would take quadratic time.
         last_line = bytes(self._open_row[-2 * len(rows.header) :]).rpartition(b"\n")[2]
-        other = rows.find_other_header(last_line + data)
+        other = rows.find_other_header(last_line + data, self._form.columns)
         if other >= 0:  # first return what is before it
             self._is_other_header = True
             data = data[: max(0, other - len(last_line))]

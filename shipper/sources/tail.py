@@ -102,6 +102,8 @@ class FollowedFiles:
             if files.has_ready:
                 for chunk in await self._turns.call(files.read, now):
                     await self._send(chunks_tx, chunk)
+                if not files.has_ready and self._follower.is_crowded:
+                    self._check_at = now  # what was read to its end makes room
             if not files.has_ready:
                 with anyio.move_on_at(min(self._scan_at, self._check_at)):
                     await wake.wait()
@@ -122,7 +124,7 @@ class FollowedFiles:
             await self._scan_if_due()
 
     async def _scan_if_due(self) -> None:
-        """Scan for files, or only check open files, if it is time."""
+        """Scan for files, or only check open and waiting ones, if it is time."""
         follower, now = self._follower, anyio.current_time()
         if now >= self._scan_at:
             self._apply_new_patterns()
@@ -132,12 +134,12 @@ class FollowedFiles:
             with suppress(StateUnwritableError):  # the next save reports it, and the next scan tries again
                 await self._turns.call(follower.scan, found, now)
             rest_s = min(_SCAN_SHARE * took_s, _SCAN_PAUSE_MAX_S)
-            pause_s = 0 if follower.is_crowded else max(self._poll_interval_s, rest_s)
+            pause_s = 0 if follower.is_comparing else max(self._poll_interval_s, rest_s)
             self._scan_at = now if self._next_patterns is not None else now + pause_s
             self._check_at = now + self._poll_interval_s
         elif now >= self._check_at:
-            await self._turns.call(follower.files.check_all, now)
-            self._check_at = now + self._poll_interval_s
+            should_go_on = await self._turns.call(follower.check, now)
+            self._check_at = now if should_go_on else now + self._poll_interval_s
 
     def _apply_new_patterns(self) -> None:
         if self._next_patterns is not None:

@@ -23,7 +23,8 @@ ADVICE: Final = {
     "token": f"provide a valid intake.token, or correct intake.oauth2; {_HOW_APPLIED}",
     "token_endpoint": "check the token endpoint; shipper retries automatically",
     "credentials": "correct the file or command of the named secret, or the client id and secret",
-    "forbidden": "ask the service's operator to check the permissions of the token and the subscription key",
+    "forbidden": "ask the service's operator to check the permissions of the token and the subscription key; if other "
+    "batches are accepted, a firewall may block the text of a record",
     "not_found": "check intake.base_url, and whether a proxy intercepts requests",
     "redirect": "check intake.base_url: redirects are not followed",
     "html_answer": "check intake.base_url; a proxy or a portal may have answered instead of the service",
@@ -38,6 +39,9 @@ ADVICE: Final = {
     "clock": "correct this machine's clock, for example with NTP; shipper checks it automatically",
     "systematic_rejection": "the message quotes the service; correct the mapping or, if the records themselves are "
     "wrong, raise delivery.poison_limit, so that they become dead letters",
+    "too_large": "ask the operators of the service, and of a proxy or firewall before it, for a larger limit of "
+    "request bodies; if the records themselves are too large, raise delivery.poison_limit, so that they become "
+    "dead letters",
     "dead_letters_full": "purge or replay dead letters (shipper dead-letters list), or raise "
     "state.dead_letter_max_bytes",
     "broker_unavailable": "the Kafka brokers or the network are down; shipper retries automatically",

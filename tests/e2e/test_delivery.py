@@ -247,7 +247,7 @@ def test_dead_letters_are_limited_if_the_service_refuses_everything_and_the_rest
 
     fake.default = Reply(status=413, body=REFUSAL % 413)
     running = shipper.start("backfill", file, "--summary", "json", settings=settings)
-    running.wait_for("systematic_rejection")
+    running.wait_for("delivery_paused")
     asked = fake.requests
     running.wait_until(lambda: fake.requests > asked + 3, "it keeps asking")
     fake.default = OK

@@ -358,7 +358,7 @@ def test_rows_after_a_header_in_another_order_are_not_read(shipper: Shipper, ser
     first, *others = documents(sample.lines[:3])
     joined = csv_of([first]) + b"\xef\xbb\xbf" + csv_of(others, columns=list(reversed(first)))
     file = shipper.write("joined.csv", joined)
-    words = "is a header with the columns in another order"
+    words = "is a header with other columns or in another order"
     at = len(csv_of([first]))
     shipper.run("validate", file).assert_ended(2, f"the line at byte {at} {words}")
     result = shipper.backfill(file)

@@ -84,7 +84,10 @@ def test_a_line_longer_than_a_segment_and_the_spool_is_delivered(shipper: Shippe
     service.assert_holds_exactly(sample.ids[:5])
 
 
-def test_sigterm_leaves_the_rest_in_the_spool_for_the_next_run(shipper: Shipper, fake: FakeService, sample: Sample):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_leaves_the_rest_in_the_spool_for_the_next_run(
+    shipper: Shipper, fake: FakeService, sample: Sample, number: signal.Signals
+):
     fake.plan(HANG)
     count = 20_000  # more than the read-ahead
     file = shipper.write("events.ndjson", *sample.lines[:count])
@@ -93,8 +96,10 @@ def test_sigterm_leaves_the_rest_in_the_spool_for_the_next_run(shipper: Shipper,
             "pipe", "--summary", "json", stdin=stdin, settings={"delivery.concurrency": 1, "batch.max_events": 100}
         )
         running.wait_until(lambda: fake.requests, "a first request")
-        running.process.send_signal(signal.SIGTERM)
+        running.process.send_signal(number)
         running.wait_for("drain_started")
+        if number == signal.SIGHUP:
+            running.process.send_signal(number)  # a shell sends it, too, when its terminal is closed
         fake.release()
         stopped = running.finish()
     assert stopped.returncode == 4
@@ -110,6 +115,20 @@ def test_sigterm_leaves_the_rest_in_the_spool_for_the_next_run(shipper: Shipper,
     assert shipper.pipe().returncode == 0, "empty input is no error"
     assert Counter(event_ids(whole.splitlines())) <= Counter(fake.event_ids())
     assert max(Counter(fake.event_ids()).values()) == 1, "something was sent twice after a clean stop"
+
+
+def test_nohup_is_respected(shipper: Shipper, fake: FakeService, sample: Sample):
+    fake.plan(HANG)
+    prefix = ["sh", "-c", 'trap "" HUP; exec "$0" "$@"']
+    file = shipper.write("events.ndjson", *sample.lines[:10])
+    with file.open("rb") as stdin:
+        running = shipper.start("pipe", "--summary", "json", stdin=stdin, prefix=prefix)
+        running.wait_until(lambda: fake.requests, "a first request")
+        running.process.send_signal(signal.SIGHUP)
+        fake.release()
+        result = running.finish()
+    assert (result.returncode, result.counts()) == (0, (10, 10, 0, 0, 0))
+    assert "drain_started" not in result.stderr
 
 
 @pytest.mark.parametrize("form", ["ndjson", "csv"])

@@ -65,7 +65,8 @@ WAY_OUT = (
         ),
         (
             Reply(status=403, body=b"The account of brisk_otter17 (192.0.2.7) is closed"),
-            'the service denied access (HTTP 403: "The account of *** is closed")',
+            "the service denied access, or a firewall, as the answer is not JSON "
+            '(HTTP 403: "The account of *** is closed")',
             "ask the service's operator to check",
         ),
     ],

@@ -65,7 +65,10 @@ def paused(tail: Tail, service: Service, shipper: Shipper) -> Running:
     tail.wait(100)
     service.set_faults(FORBIDDEN)
     tail.append(100, 200)
-    running.wait_until(lambda: own_report(shipper).get("pauses"), "it reports the pause")
+    running.wait_until(
+        lambda: own_report(shipper).get("pauses") and own_report(shipper)["pending"] == 100,
+        "it reports the pause, and has read the rest",
+    )
     return running
 
 

@@ -103,7 +103,9 @@ def check_framing(data: bytes) -> object:
     assert whole is not None
     if isinstance(whole, CsvRows) and _sound_csv_bytes(whole.header, whole, 0) <= len(whole.header):
         return "an invalid header or one of several lines"  # not recognised as a header
-    if isinstance(whole, CsvRows) and (whole.repeated or whole.is_unreadable or whole.find_other_header(body) >= 0):
+    if isinstance(whole, CsvRows) and (
+        whole.repeated or whole.is_unreadable or whole.find_other_header(body, form.columns) >= 0
+    ):
         return "a header that is refused"
     wanted = list(records_of(body, whole, is_first=True))
     chunks = _read_growing(body, form, cuts, reserved_bytes=head[1] % 3)

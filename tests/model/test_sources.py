@@ -470,7 +470,7 @@ class Sources(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.0, 1.0]))
     def read_on(self, seconds: float) -> None:
         self.now += seconds
-        self.follower.files.check_all(self.now)
+        self.follower.check(self.now)
         self.do_read()
 
     @precondition(lambda self: self.in_flight)
@@ -748,7 +748,7 @@ class Sources(RuleBasedStateMachine):
                     self.do_read()
                 self.tell("looked at a copy beside the original")
             case "read":
-                self.follower.files.check_all(self.now)
+                self.follower.check(self.now)
                 self.do_read()
             case "settle":
                 self.accept(self.some_in_flight(data))

@@ -12,6 +12,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 import structlog
+from trio.lowlevel import current_clock
+from trio.testing import MockClock
 
 from shipper.config.secrets import LiteralSecret
 from shipper.config.settings import BatchSettings, DeliverySettings, EndpointSettings, Settings, StateSettings
@@ -76,6 +78,7 @@ class Outage:
         self, store: Store, monkeypatch: pytest.MonkeyPatch, reply: Reply, *, back_at: float = BACK_AT, **delivery: Any
     ) -> None:
         self.store = store
+        self.is_one_shot = False
         self._back_at = back_at
         self.service = ServiceModel(self._judge)
         self._reply = reply
@@ -99,7 +102,7 @@ class Outage:
             self.settings,
             self.source,
             self.store,
-            is_one_shot=False,
+            is_one_shot=self.is_one_shot,
             wall_time=lambda: NOW_S + anyio.current_time(),
             rng=Random(1),
         )
@@ -156,6 +159,27 @@ async def test_the_whole_pipeline_observes_a_requested_wait_of_minutes(store: St
     assert 5 <= len(outage.service.requests_between(GONE_AT + 10, BACK_AT)) <= 7
     assert set(outage.service.stored.values()) == {1}
     assert len(outage.service.stored) == RECORDS
+
+
+@in_virtual_time
+async def test_time_for_which_the_process_was_suspended_does_not_make_it_give_up(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    outage = Outage(store, monkeypatch, answer(503))
+    outage.is_one_shot = True
+    outage.service.judge = lambda request: answer(403) if request.at < 600 else None
+    async with anyio.create_task_group() as group:
+        group.start_soon(suspend, 2.0, 3600.0)
+        summary = await outage.begin().run()
+    assert (summary.outcome, summary.accepted) == ("finished", RECORDS)
+
+
+async def suspend(at: float, seconds: float) -> None:
+    """Let time pass without any task, as if the process got SIGSTOP and later SIGCONT."""
+    await anyio.sleep_until(at)
+    clock = current_clock()
+    assert isinstance(clock, MockClock)
+    clock.jump(seconds)
 
 
 @in_virtual_time

@@ -161,12 +161,13 @@ def test_a_refusal_after_a_failed_connection_is_not_ambiguous():
 # Too many mistakes ----------------------------------------------------
 
 
-def test_a_service_that_refuses_everything_gets_no_more_records_than_the_brake_allows():
-    service = ServiceModel(until(UNTIL_IT_RECOVERS, answer(400)))
+@pytest.mark.parametrize(("status", "reason"), [(400, "systematic_rejection"), (413, "too_large")])
+def test_a_service_that_refuses_everything_gets_no_more_records_than_the_brake_allows(status: int, reason: str):
+    service = ServiceModel(until(UNTIL_IT_RECOVERS, answer(status)))
     with capture_logs() as logs:
         delivery = run(lambda: Delivery(service, senders=4, poison_limit=20), numbered(100))
     assert len(delivery.refused) == 20
-    assert [entry["reason"] for entry in logs if entry["event"] == "delivery_paused"] == ["systematic_rejection"]
+    assert [entry["reason"] for entry in logs if entry["event"] == "delivery_paused"] == [reason]
     assert len(delivery.settled) == 980, "not all others were delivered after the repair"
     first = next(number for number, request in enumerate(service.requests) if request.at > 5)
     assert len(service.requests_between(service.requests[first].at, UNTIL_IT_RECOVERS)) < 60

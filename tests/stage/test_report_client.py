@@ -185,6 +185,12 @@ async def test_refused_key_without_another_fails_all_reports(origin: ReportServi
             answer(302, headers={"Location": "/login"}),
             "the service redirects, which shipper does not follow .HTTP 302.; check report.base_url",
         ),
+        (
+            answer(308, headers={"Location": "https://u:p@login.example.com/x?y=1"}),
+            "the service redirects to login.example.com, which shipper does not follow .HTTP 308.; check report.base",
+        ),
+        (answer(200, b"\x1f\x8b\x08"), "the answer is compressed .gzip., although the request does not ask for that"),
+        (answer(200, b"\x0b\x02", headers={"Content-Encoding": "br"}), "the answer is compressed .br., although"),
         (answer(204), "the service answered 204 instead of a report"),
         (answer(202, b"{}"), "the service answered 202 instead of a report"),
         (ok(b"<html>Log in</html>", "text/html; charset=utf-8"), "the answer is a web page"),

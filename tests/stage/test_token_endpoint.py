@@ -141,6 +141,10 @@ async def test_a_byte_order_mark_before_the_answer_is_ignored():
         (Answer(200, "application/json", "", b"[" * 100_000), "has no token"),
         (Answer(200, "application/json", "", b'{"access_token": "Zx9\xff"}'), "has no token"),
         (Answer(204, "", "", b""), "has no token"),
+        (Answer(200, "application/json", "", b"\x1f\x8b\x08Zx9"), "is compressed (gzip), although"),
+        (Answer(200, "application/json", "", b"Zx9", encoding="br"), "is compressed (br), although"),
+        (Answer(400, "application/json", "", b"Zx9", encoding="br"), "(HTTP 400, unreadable, as it is compressed: br)"),
+        (Answer(301, "", "", b"", redirects_to="login.example.com"), "redirects to login.example.com, which"),
     ],
     ids=lambda value: "" if isinstance(value, Answer) else value,
 )

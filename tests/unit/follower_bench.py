@@ -57,16 +57,21 @@ class Bench:
     def start(self, *names: str, **changes: Any) -> Follower:
         self.names = names or ("*.log",)
         self.changes = changes
+        self.create(*self.names, **changes)
+        self.is_started = True
+        self.follower.scan(self.follower.find(), 0.0)
+        return self.follower
+
+    def create(self, *names: str, **changes: Any) -> Follower:
+        """Create the follower without a first look."""
         ids = count(self.store.streams.newest_id() + 1)
         self.follower = Follower(
-            self.patterns(*self.names),
+            self.patterns(*names),
             StreamIndex(self.store.streams.load("file"), ids.__next__, max_record_bytes=1000),
             self.store.streams,
             wall_time=lambda: self.wall_time,
             **{"rotate_wait_s": ROTATE_WAIT_S, **changes},
         )
-        self.is_started = True
-        self.follower.scan(self.follower.find(), 0.0)
         return self.follower
 
     def stop(self) -> None:

@@ -113,6 +113,22 @@ def test_many_files_are_followed_with_few_of_them_open(bench: Bench):
         assert sorted(got) == sorted(f"{name} {turn}".encode() for name in names)
 
 
+def test_a_copy_that_waited_for_room_is_compared_only_after_its_original_was_searched_for(bench: Bench):
+    follower = bench.restart(max_open=1)
+    bench.write("a.log", lines(0, 300))
+    assert bench.read(1.0) == lines(0, 300)
+    bench.write("b.log", b"another\n")
+    bench.write("c.log", lines(0, 300) + b"more\n")  # about to replace a.log
+    assert bench.read(2.0) == b"another\n"
+    assert follower.is_crowded
+    (bench.folder / "a.log").unlink()
+    follower.check(3.0)
+    assert not follower.is_crowded
+    follower.check(3.0 + 2 * ROTATE_WAIT_S)
+    assert follower.files.read(4.0) == []
+    assert bench.read(4.0 + 2 * ROTATE_WAIT_S) == b"more\n"
+
+
 def test_with_many_files_a_deleted_file_is_not_closed_before_its_end_is_read(bench: Bench):
     bench.restart(max_open=1)
     path = bench.write("a.log", lines(0, 3))

@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shipper.config.settings import SpoolSettings, load_settings
-from shipper.model.errors import ConfigError
-from shipper.model.framing import LINES, BatchElements, CsvRows, ElementScan, Framing, csv_rows, sniff
+from shipper.model.errors import ConfigError, SourceError
+from shipper.model.framing import LINES, WIRE_COLUMNS, BatchElements, CsvRows, ElementScan, Framing, csv_rows, sniff
+from shipper.sources.reader import InputForm
 from shipper.sources.segments import Segments, form_of
+from shipper.sources.stdin import SpoolFramer
 from tests.cases import each
 
 BATCH = BatchElements()
@@ -219,6 +221,34 @@ def test_two_columns_of_one_name_are_found(header: bytes, repeated: tuple[int, i
 )
 def test_a_header_in_another_order_is_found(data: bytes, start: int):
     assert CSV.find_other_header(data) == start
+
+
+@each(
+    ("line", "is_header"),
+    [
+        (b"EventId,IP,ConsumerCurrencyID", True),
+        (b"click,IP,ConsumerCurrencyID", True),
+        (b"CustomerID,ip,Username", True),
+        (b"EventId", False),
+        (b"CLICK,ip,CustomerID", False),  # the columns are the same
+        (b"click,note,CustomerID", False),
+        (b"click,4,CustomerID", False),
+    ],
+)
+def test_a_header_with_other_known_columns_is_found(line: bytes, is_header: bool):
+    rows = CsvRows(b"click,IP,CustomerID\n", ",")
+    known = WIRE_COLUMNS | {"click", "customerid"}
+    assert rows.find_other_header(b"1,2,3\n" + line + b"\n4,5,6\n", known) == (6 if is_header else -1)
+
+
+@each("cut", range(1, 40))
+def test_another_header_is_found_wherever_a_pipe_tears_it(cut: int):
+    data = b"EventId,IP,Username\n1,2,3\nUsername,EventId,IP\n4,5,6\n"
+    framer = SpoolFramer(InputForm("csv"), max_record_bytes=1 << 20)
+    taken = framer.take(data[:cut]) + framer.take(data[cut:])
+    assert b"4,5,6" not in taken
+    with pytest.raises(SourceError, match="is a header with other columns or in another order"):
+        framer.take(b"", is_final=True)
 
 
 @each(

@@ -146,15 +146,45 @@ def test_dead_letters_quote_the_service_up_to_the_limit():
 
 def test_a_compressed_answer_is_called_that():
     """As of a gateway that compresses although the request does not ask for it."""
-    for body in (b'{"accepted":2}', b""):
-        verdict = judge(answer(200, gzip.compress(body)), events=2)
+    for given, name in (
+        (answer(200, gzip.compress(b'{"accepted":2}')), "gzip"),
+        (answer(200, gzip.compress(b"")), "gzip"),
+        (Answer.of(200, {b"content-encoding": b"br"}, b"\x0b\x02\x80OK\x03"), "br"),
+    ):
+        verdict = judge(given, events=2)
         assert (verdict.action, verdict.reason) == (Action.PAUSE, "unreadable_answer")
-        assert "it is compressed, although the request does not ask for that (HTTP 200)" in verdict.message
+        assert f"it is compressed ({name}), although the request does not ask for that (HTTP 200)" in verdict.message
+    assert judge(Answer.of(202, {b"content-encoding": b"br"}, b""), events=2).action is Action.ACCEPT
+
+
+@each(
+    ("location", "host"),
+    [
+        (b"https://user:Zx9@Login.example.com:8443/Zx9?Zx9=1", "login.example.com"),
+        (b"//portal.example/Zx9", "portal.example"),
+        (b"/Zx9", ""),
+        (b"https://[Zx9", ""),
+        (b"https://Zx9\xe9<b>/", ""),
+    ],
+)
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_redirect_is_named_with_its_host_and_nothing_else_of_its_address(location: bytes, host: str, status: int):
+    found = judged(Answer.of(status, {b"location": location}, b""))
+    to = f" to {host}" if host else ""
+    problem = f"the service redirects{to}, which shipper does not follow (HTTP {status})"
+    assert (found.reason, found.problem) == ("redirect", problem)
 
 
 def test_the_advice_names_the_section_to_check():
     assert "report.token" in judged(answer(401), section="report").message
     assert "intake.base_url" in judged(answer(302)).message
+
+
+@each("body", [b"<html>Request blocked</html>", b"Request blocked"])
+def test_a_403_that_is_not_json_may_be_that_of_a_firewall(body: bytes):
+    found = judged(answer(403, body))
+    assert (found.action, found.reason, "a firewall" in found.problem) == (Action.PAUSE, "forbidden", True)
+    assert "firewall" not in judged(answer(403, b'{"message":"no"}')).problem
 
 
 @pytest.mark.parametrize("status", [301, 401, 403, 404, 405, 429, 501])

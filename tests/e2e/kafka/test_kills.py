@@ -16,6 +16,7 @@ from tests.e2e.fake_service import HANG, FakeService
 from tests.e2e.kafka.broker import Broker, sums
 from tests.e2e.kafka.conftest import Group
 from tests.e2e.kafka.test_member import partitions, values
+from tests.e2e.operated import Admin
 
 
 @pytest.mark.parametrize("point", ["save.begin", "save.written", "save.commit", "save.done"])
@@ -84,22 +85,23 @@ def test_records_that_wait_for_the_rate_limit_are_sent_by_the_member_that_takes_
     group: Group, broker: Broker, fake: FakeService, sample: Sample
 ):
     group.shipper.target = fake.target
-    broker.produce(group.topic, values(sample, 0, 400))
+    broker.produce(group.topic, values(sample, 0, 16))
     at_once = {"input.kafka.revoke_wait_seconds": 0, "batch.max_events": 5}
-    slow = {"delivery.rate_limit_events_per_second": 25, "delivery.concurrency": 8}
-    first = group.member(at_once | slow)
-    first.wait_until(lambda: fake.requests, "it sends")
+    slow = {"delivery.rate_limit_events_per_second": 0.1, "delivery.drain_timeout_seconds": 0.5}
+    first = group.member(at_once | slow | {"delivery.concurrency": 8})
+    first.wait_until(lambda: (Admin(first).status()["live"] or {}).get("read") == 16, "records of both partitions wait")
     second = group.member(at_once)
-    second.wait_until(group.is_settled, "the group is at the end")
+    second.wait_until(lambda: len(partitions(second)) == 1, "it has one partition")
     ended = first.stop()
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == 4, ended.stderr
+    second.wait_until(group.is_settled, "the group is at the end")
     assert second.stop().returncode == 0
     assert '"handed_over":0' not in ended.stderr, "the case was not exercised"
     times = Counter(fake.event_ids())
-    assert set(times) == set(sample.ids[:400])
-    assert times.total() - 400 <= 8 * 5, "more was sent twice than could be in flight"
+    assert set(times) == set(sample.ids[:16])
+    assert times.total() - 16 <= 2, "more was sent twice than could be in flight"
     counts = sums(broker.table(group.ledger))
-    assert (counts["read"], counts["accepted"]) == (400, 400)
+    assert (counts["read"], counts["accepted"]) == (16, 16)
 
 
 def test_a_member_stopped_past_its_session_commits_nothing_for_lost_partitions(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Result, Running, Service
+from tests.e2e.driver import Result, Running, Service, wait_until
 from tests.e2e.kafka.broker import Broker, sums
 from tests.e2e.kafka.conftest import QUICK, Group
 from tests.e2e.kafka.test_member import values
@@ -76,7 +76,8 @@ def test_a_range_of_times_is_resolved_by_the_brokers_and_later_records_are_read_
 def test_a_range_ends_even_if_no_record_is_at_its_end(group: Group, broker: Broker, service: Service, sample: Sample):
     """A control record of the broker follows a transaction; a partition may be empty."""
     broker.produce(group.topic, values(sample, 0, 10), partition=0, transaction=f"{group.name}-producer")
-    assert broker.ends(group.topic) == {0: 11, 1: 0}
+    # The brokers write it after they have confirmed the transaction.
+    wait_until(lambda: broker.ends(group.topic) == {0: 11, 1: 0}, "the control record is written")
     ended = backfill(group, f"kafka://{group.topic}")
     assert (ended.returncode, ended.counts()) == (0, (10, 10, 0, 0, 0)), ended.stderr
 

@@ -91,6 +91,7 @@ def test_the_reason_why_a_client_cannot_connect_is_named(secure: Group):
             refused = ended(*command)
             assert (refused.returncode, f"check {key}" in refused.stderr) == (2, True), (command, refused.stderr)
             assert "a-wrong-one" not in refused.stderr
+            assert f"{secure.letters}: " not in refused.stderr, "no topic is the cause"
         checked = json.loads(ended("check", "--online", "--json").stdout)
         (failed,) = (item["what"] for item in checked["items"] if item["name"].startswith("kafka:"))
         assert f"check {key}" in failed
