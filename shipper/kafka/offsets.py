@@ -318,6 +318,9 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
         if until is not None:
             led = [key for key, partition in offsets.items() if partition.topic_id]
             firsts = _offsets_since(until, admin, led)
+            for key, offset in _offsets_since(at, admin, led).items():
+                if firsts[key] == offset:  # from a clock that is ahead, so what follows may be from before `until`
+                    firsts[key] = -1
     dead_letters, problem = _count_letters(settings)
     states = [_partition_state(partition, settings, at) for partition in offsets.values()]
     states.sort(key=lambda state: (-state.lag_records, state.topic, state.partition))
