@@ -161,7 +161,11 @@ def private_folder() -> Iterator[Path]:
     from shutil import rmtree
     from tempfile import TemporaryDirectory, gettempdir
 
-    for old in Path(gettempdir()).glob(f"{_VIEW}*"):
+    try:
+        parent = Path(gettempdir())
+    except FileNotFoundError as error:  # all are read-only or full
+        raise StateError(f"{error.strerror}; make room, or name a folder in the environment variable TMPDIR") from error
+    for old in parent.glob(f"{_VIEW}*"):
         with suppress(OSError), _held(old) as status:  # an error if it is in use
             if status.st_uid == os.geteuid() and status.st_mtime < time.time() - _NEW_S:
                 rmtree(old)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Final
 
 from shipper.cli.commands import option
-from shipper.cli.common import run_async, several
+from shipper.cli.common import private_folder, run_async, several
 from shipper.config.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.table import Table
 
     from shipper.model import wire
@@ -59,17 +59,17 @@ def demo(
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     options = SandboxOptions(port=0, figures="seeded")
     with (
-        tempfile.TemporaryDirectory(prefix="shipper-demo-") as folder,
+        private_folder() as folder,
         sandbox_in_thread(options, clock=time.time) as (access, store),
     ):
-        file = Path(folder, "acquisitions.ndjson")
+        file = folder / "acquisitions.ndjson"
         with file.open("wb") as out:
             out.writelines(sample_lines(events, seed=seed, end=today, days=_DAYS))
         console.print(
             f"[bold]1.[/] {several(events, 'invented record')}, {file.stat().st_size / 1e6:.1f} MB, and a sandbox of "
             f"the service at {access.base_url}"
         )
-        flags = {"intake": access._asdict(), "report": access._asdict(), "state.directory": str(Path(folder, "state"))}
+        flags = {"intake": access._asdict(), "report": access._asdict(), "state.directory": str(folder / "state")}
         settings = load_settings(config_path=os.devnull, environ={}, flags=flags)  # ignore existing settings
         first = _backfill(settings, file)
         console.print(

@@ -105,6 +105,10 @@ def test_a_copy_without_room_says_how_to_make_some(monkeypatch: pytest.MonkeyPat
     kafka = Settings(input=InputSettings(kafka=SETTINGS))
     with pytest.raises(StateError, match=r"full\); make room there, or .* TMPDIR"), state_on_disk(kafka):
         pass
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)  # none is writable
+    with pytest.raises(StateError, match=r"No usable temporary directory .* TMPDIR"), state_on_disk(kafka):
+        pass
 
 
 def test_the_copies_of_killed_commands_are_deleted_but_none_in_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
