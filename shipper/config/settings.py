@@ -205,9 +205,14 @@ class KafkaSettings(Section, frozen=True):
         for key in ("brokers", "topics"):
             if not all(getattr(self, key)) or not getattr(self, key):
                 raise ConfigError("must have at least one entry, and no empty ones", key=key)
-        if pattern := next((topic for topic in self.topics if not _TOPIC.fullmatch(topic)), ""):
-            raise ConfigError(f"{pattern!r} is not the name of a topic; patterns are not supported", key="topics")
-        for key, topic in (("dead_letter_topic", self.letters), ("ledger_topic", self.ledger)):
+        if len(set(self.topics)) < len(self.topics):
+            raise ConfigError("names a topic twice", key="topics")
+        written = ("dead_letter_topic", self.letters), ("ledger_topic", self.ledger)
+        for key, topic in (*(("topics", topic) for topic in self.topics), *written):
+            if not _TOPIC.fullmatch(topic):
+                advice = "patterns are not supported" if key == "topics" else "choose another one"
+                raise ConfigError(f"{topic!r} is not the name of a topic; {advice}", key=key)
+        for key, topic in written:
             if topic in self.topics:
                 raise ConfigError(f"{topic} would be read and written; choose another topic for one of them", key=key)
         if self.letters == self.ledger:

@@ -272,7 +272,8 @@ class ConnectionErrors:
             return describe_refusal(settings, KafkaError(code, reason))
         if self.last.code() == KafkaError._ALL_BROKERS_DOWN:
             tls = "" if settings.security == "tls" else '; if they expect TLS, set input.kafka.security = "tls"'
-            return f"no broker of {brokers} can be reached; check input.kafka.brokers{tls}"
+            login = "" if settings.sasl_mechanism else "; if they expect a login, set input.kafka.sasl_mechanism"
+            return f"no broker of {brokers} can be reached; check input.kafka.brokers{tls}{login}"
         if _NO_TLS in reason:
             return (
                 f"{brokers} did not answer with TLS; correct the port in input.kafka.brokers or, if they do not use "

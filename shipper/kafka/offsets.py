@@ -318,6 +318,9 @@ def group_status(settings: KafkaSettings, at: float, until: float | None = None)
         if until is not None:
             led = [key for key, partition in offsets.items() if partition.topic_id]
             firsts = _offsets_since(until, admin, led)
+            for key, offset in _offsets_since(at, admin, led).items():
+                if firsts[key] == offset:  # from a clock that is ahead, so what follows may be from before `until`
+                    firsts[key] = -1
     dead_letters, problem = _count_letters(settings)
     states = [_partition_state(partition, settings, at) for partition in offsets.values()]
     states.sort(key=lambda state: (-state.lag_records, state.topic, state.partition))
@@ -380,6 +383,9 @@ def _partition_state(offsets: PartitionOffsets, settings: KafkaSettings, at: flo
     # Without an offset, it is open where reading begins, so what is there may be unsettled.
     is_begun = committed is not None or offsets.low >= offsets.end
     is_at_end = is_begun and position >= offsets.end and not start.gap
+    settled_until = offsets.metadata.settled_until
+    if start.gap or (settled_until is not None and settled_until > at):  # the clock of a member is ahead
+        settled_until = None
     hidden = f"{offsets.topic}/{offsets.partition}: {_HIDDEN}" if offsets.high <= position < offsets.end else ""
     return PartitionState(
         topic=offsets.topic,
@@ -387,7 +393,7 @@ def _partition_state(offsets: PartitionOffsets, settings: KafkaSettings, at: flo
         offset=committed,
         end=offsets.end,
         lag_records=max(0, offsets.end - position),
-        delivered_until=at if is_at_end else None if start.gap else offsets.metadata.settled_until,
+        delivered_until=at if is_at_end else settled_until,
         state="stopped" if start.is_stopped else "reading",
         message=start.gap or hidden or topics_problem(offsets, settings),
     )

@@ -115,7 +115,13 @@ class Topics:
     def findings(self, *, is_start: bool = False) -> Iterator[Finding]:
         """Check all topics; a member that starts tolerates too little room for dead letters, and missing leaders."""
         for name in self._settings.topics:
-            yield self._check_topic(name, is_start=is_start)
+            finding = self._check_topic(name, is_start=is_start)
+            if not finding.problem and not is_start:
+                with suppress(KafkaException):  # members do not need this right
+                    if "compact" in self._config_of(name)["cleanup.policy"]:
+                        lost = "compacted: records with the key of a later one are deleted, even before they are read"
+                        finding = finding._replace(detail=f"{finding.detail}, {lost}")
+            yield finding
         for key, name in (("dead_letter_topic", self._settings.letters), ("ledger_topic", self._settings.ledger)):
             finding = self._check_topic(name, is_start=is_start)
             if not finding.problem:

@@ -309,6 +309,8 @@ KAFKA = [
         (kafka("", topics="['b', 'g.ledger']"), "input.kafka.ledger_topic", "g.ledger would be read and"),
         (kafka("ledger_topic = 'g.dead-letters'\n"), "input.kafka.ledger_topic", "is the topic of the dead letters"),
         (kafka("", topics="['events.*']"), "input.kafka.topics", "'events.*' is not the name of a topic; patterns"),
+        (kafka("", topics="['a', 'b', 'a']"), "input.kafka.topics", "names a topic twice"),
+        (kafka("ledger_topic = 'a:b'"), "input.kafka.ledger_topic", "'a:b' is not the name of a topic; choose another"),
         *((kafka(written), f"input.kafka.{key}", says) for written, key, says in KAFKA),
         *((f"[records]\n{written}", f"records.{key}", says) for written, key, says in RECORDS),
     ],

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from shipper.cli.common import private_folder, state_on_disk
 from shipper.config.settings import InputSettings, KafkaSettings, Settings
-from shipper.kafka.client import error_of, flush
+from shipper.kafka.client import ConnectionErrors, error_of, flush
 from shipper.kafka.documents import Document
 from shipper.kafka.view import GroupView
 from shipper.model.errors import StateError, StateInUseError, StateUnwritableError
@@ -37,6 +37,14 @@ def test_a_failure_of_the_client_is_a_fatal_error_also_if_its_reason_is_lost():
         with pytest.raises(KafkaException) as raised:
             flush(FailingProducer(cause), 1.0)  # type: ignore[arg-type]
         assert (error_of(raised.value).code(), error_of(raised.value).fatal()) == (code, True)
+
+
+def test_brokers_that_only_close_the_connection_may_expect_what_is_not_configured():
+    errors = ConnectionErrors()
+    errors(KafkaError(KafkaError._ALL_BROKERS_DOWN))
+    said = errors.describe(SETTINGS, KafkaError(KafkaError._TIMED_OUT))
+    assert "check input.kafka.brokers; if they expect TLS, set input.kafka.security" in said
+    assert "; if they expect a login, set input.kafka.sasl_mechanism" in said
 
 
 def letter(first_at: int, partition: int, offset: int) -> Document:
@@ -96,6 +104,10 @@ def test_a_copy_without_room_says_how_to_make_some(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("shipper.kafka.view.GroupView", copy)
     kafka = Settings(input=InputSettings(kafka=SETTINGS))
     with pytest.raises(StateError, match=r"full\); make room there, or .* TMPDIR"), state_on_disk(kafka):
+        pass
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)  # none is writable
+    with pytest.raises(StateError, match=r"No usable temporary directory .* TMPDIR"), state_on_disk(kafka):
         pass
 
 

@@ -311,6 +311,11 @@ def test_a_position_before_transaction_markers_is_not_a_backlog():
     assert (state.offset, state.lag_records, state.delivered_until) == (20, 0, 9.0)
 
 
+@each(("at", "delivered_until"), [(9.0, 5.0), (4.0, None)])
+def test_a_time_of_a_member_is_not_believed_before_it_has_come(at: float, delivered_until: float | None):
+    assert _partition_state(offsets(15, after(14, 1, 5.0)), SETTINGS, at).delivered_until == delivered_until
+
+
 @each(
     ("topics", "words"),
     [

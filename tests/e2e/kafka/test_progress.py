@@ -61,12 +61,18 @@ def test_dead_letters_are_the_exception_to_everything_is_delivered(
     assert (counts["read"], counts["accepted"], counts["dead_lettered"]) == (12, 10, 2)
 
 
-def test_nothing_is_up_to_date_while_a_topic_is_behind(group: Group, broker: Broker, service: Service, sample: Sample):
+def test_nothing_is_up_to_date_while_a_topic_is_behind(
+    group: Group, broker: Broker, service: Service, shipper: Shipper, sample: Sample
+):
+    """Not even if the clock of one producer is ahead."""
     slow = {"delivery.rate_limit_events_per_second": 50, "batch.max_events": 5}
     running = group.member(slow | {"delivery.drain_timeout_seconds": 1})
     running.wait_until(lambda: len(partitions(running)) == 2, "it has both partitions")
-    running.wait_until(lambda: headline(running)[0] == DONE, "the empty topic is delivered")
-    broker.produce(group.topic, values(sample, 0, 5000))
+    broker.produce(group.topic, values(sample, 0, 2), timestamp_ms=1000 * int(time.time() + 3000))
+    wait_until(lambda: shipper.run("status", "--until", "now", check=False).returncode == 0, "they are delivered")
+    running.wait_until(lambda: headline(running)[0] == DONE, "the page says so, too")
+    broker.produce(group.topic, values(sample, 2, 5000))
+    assert shipper.run("status", "--until", "now", check=False).returncode == 4
     running.wait_until(lambda: "records behind, about" in headline(running)[1], "the page says how much is left")
     seen: dict[int, dict[str, Any]] = {}
 
@@ -175,9 +181,10 @@ def test_missing_topics_are_named_with_what_to_do(broker: Broker, shipper: Shipp
     checked = shipper.run("check", "--online", "--create-topics", check=False)
     assert "the topic does not exist; shipper does not create topics that it reads" in checked.stdout
     assert f"no topic is created before {group.topic}, whose messages must fit" in checked.stdout
-    broker.create(group.topic, max_message_bytes="2000000")
+    broker.create(group.topic, max_message_bytes="2000000", cleanup_policy="compact")
     checked = shipper.run("check", "--online", "--create-topics", check=False)
     assert checked.returncode == 0, checked.stdout
+    assert "compacted: records with the key of a later one are deleted, even before they are read" in checked.stdout
 
 
 def test_brokers_that_do_not_answer_are_named_with_the_setting_to_check(group: Group, broker: Broker, shipper: Shipper):
