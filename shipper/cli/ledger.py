@@ -92,6 +92,8 @@ def ledger(
     table = ledger_table(rows, letters.counts, days=days, by=by, period=period)
     complete_from = first_complete_day(settings, days)
     notes = _notes(complete_from, period, letters)
+    if not (settings.state.directory / "state.db").exists():
+        notes.append(f"no shipper has used state.directory, {settings.state.directory}, yet")
     match form:
         case "table":
             data = capture(lambda console: _print(table, period, days.name, notes, console), target)

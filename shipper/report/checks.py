@@ -144,9 +144,11 @@ def check_period(report: wire.DailyReport, requested: DateRange) -> Iterator[Fin
         return
     start, end = ends
     is_covered = start <= datetime.combine(requested.start, time.min) and end.date() >= requested.end
-    # The end may be the end of the last day or the start of the next one.
-    is_wider = start.date() < requested.start or end - datetime.combine(requested.end, time.min) > DAY
-    if not is_covered or is_wider:
+    # The end may be the start or the end of the last day, or the start of the next one. A report that was made on the
+    # last day may end at any time of it.
+    rest = end - datetime.combine(requested.end, time.min)
+    is_cut = timedelta(0) < rest < DAY - timedelta(minutes=1) and report.reporting_time[:10] > str(requested.end)
+    if not is_covered or is_cut or start.date() < requested.start or rest > DAY:
         message = f"the report covers {stated}, but {requested} was requested"
         yield _warning(check, message, expected=str(requested), actual=stated)
 

@@ -196,7 +196,8 @@ def _refusal(verdict: Verdict) -> ReportError:
         return NoServiceError(verdict.message)
     if verdict.status == 404:
         return ReportError(
-            "the report does not exist: the account is unknown to the service, or report.base_url is wrong (HTTP 404)"
+            "the report does not exist: the account is unknown to the service or has no report for these days, or "
+            "report.base_url is wrong (HTTP 404)"
         )
     if verdict.action in {Action.BISECT, Action.HALVE}:
         return ReportError(

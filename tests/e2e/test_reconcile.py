@@ -247,7 +247,9 @@ def test_ledger_groups_events_by_days_of_a_time_zone(shipped_october: tuple[Ship
 
 
 def test_ledger_refuses_unusable_zones_and_days(shipper: Shipper, shipped_october: tuple[Shipper, Service]):
-    assert "the ledger is empty" in show(shipper, "ledger").stdout
+    unused = f"no shipper has used state.directory, {shipper.state}, yet"
+    assert show(shipper, "ledger").stdout == f"the ledger is empty; {unused}\n"
+    assert show(shipper, "ledger", "--format", "csv").stderr == f"note: {unused}\n"
     shipper, _ = shipped_october
     for arguments, words in {
         ("--timezone", "Asia/Kolkata"): "counts by whole UTC hours",

@@ -179,7 +179,7 @@ async def test_refused_key_without_another_fails_all_reports(origin: ReportServi
         (refusal(422), "the service refuses this account or period; .*HTTP 422"),
         (refusal(413), "the service refuses this account or period; .*HTTP 413"),
         (refusal(403), "denied access .HTTP 403.; check the permissions of the token and the subscription key"),
-        (refusal(404), "the account is unknown to the service, or report.base_url is wrong .HTTP 404"),
+        (refusal(404), "or has no report for these days, or report.base_url is wrong .HTTP 404"),
         (refusal(405), "the method is not allowed at this address .HTTP 405.; check report.base_url"),
         (
             answer(302, headers={"Location": "/login"}),

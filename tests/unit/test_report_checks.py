@@ -151,6 +151,7 @@ def test_rounding_of_many_sources_is_no_finding():
         ("2026-01-01T00:00:00", "2026-02-01T00:00:00", True),
         ("2026-01-01T00:00:00Z", "2026-01-31T23:59:59Z", True),
         ("2026-01-01T00:00:00", "2026-02-01T00:00:01", False),
+        ("2026-01-01T00:00:00", "2026-01-31T12:00:00", False),
         ("2025-12-31T00:00:00", "2026-01-31T23:59:59", False),
         ("2026-01-01T06:00:00", "2026-01-31T23:59:59", False),
         ("2026-01-01T00:00:00", "2026-01-30T23:59:59", False),
@@ -166,6 +167,12 @@ def test_period_is_compared_with_the_requested_days(start, end, is_right):
     assert [(each.severity, each.expected, each.actual) for each in findings] == (
         [] if is_right else [("warning", "2026-01-01 to 2026-01-31", f"{start} to {end}")]
     )
+
+
+def test_report_that_was_made_on_its_last_day_may_end_in_the_middle_of_it():
+    period = wire.ReportingPeriod("2026-01-01T00:00:00", "2026-01-31T12:00:00")
+    made = replace(report(), reporting_period=period, reporting_time="2026-01-31T12:00:01.0000000Z")
+    assert "period_is_as_requested" not in found(made)
 
 
 @pytest.mark.parametrize("day", [date.min, date.max])
