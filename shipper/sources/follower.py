@@ -89,6 +89,7 @@ class Follower:
         self._refused: dict[Path, _Refusal] = {}
         self._search_until: dict[int, float] = {}  # until when lost streams are searched for
         self._unrelated: dict[FileId, Signature] = {}  # files that are not these streams
+        self._read_on: dict[FileId, Signature] = {}  # rotated files that were opened again
         self._unknown_since: dict[str, float | None] = {}  # since when files of unknown origin exist; None = logged
         self._followed_since: dict[str, float] = {}  # when patterns were first used, before this scan
         self._matched: set[str] = set()  # patterns that have matched a file
@@ -200,8 +201,12 @@ class Follower:
             matched += self._index.known_paths()
         generations, unknown = self._siblings.find(matched, self._followed_since, self._found_at)
         self._log_unknown({file.name for file in unknown if self._is_undecided(file)}, now)
-        for file in (*generations, *unknown):
-            if self._has_grown_after_it_was_closed(file):
+        beside = {file.file_id: file for file in (*generations, *unknown)}
+        self._read_on = {file_id: seen for file_id, seen in self._read_on.items() if file_id in beside}
+        for file_id, file in beside.items():
+            seen = signature_of(file.status)
+            if self._read_on.get(file_id) != seen and self._has_grown_after_it_was_closed(file):
+                self._read_on[file_id] = seen  # an incomplete line at its end is no reason to open it again
                 self._open_rotated(file.path, now)
         return [file for file in generations if self._is_undecided(file)]
 

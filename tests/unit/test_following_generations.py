@@ -348,6 +348,17 @@ def test_what_is_written_to_a_rotated_file_long_after_it_was_closed_is_read(benc
         assert ship_late(bench, 100.0) == lines(30, 45)
 
 
+def test_a_rotated_file_with_an_incomplete_last_line_does_not_stay_open(bench: Bench):
+    (bench.folder / NAME).rename(bench.folder / f"{NAME}.1")
+    bench.write(f"{NAME}.1", b'{"EventId":"torn')
+    bench.write(NAME, lines(10, 20))
+    assert ship_late(bench, 10.0) == lines(10, 20)
+    for now in (100.0, 110.0, 120.0, 130.0):
+        ship_late(bench, now)
+        open_names = {file.name for file in bench.follower.files}
+    assert open_names == {str(bench.folder / NAME)}
+
+
 # What is said of it -----------------------------------------------------------------------------------------------
 
 
