@@ -156,6 +156,7 @@ class Follower:
             stream
             for stream in unmatched
             if not (stream.file_id in present or self.files.at(stream.file_id))
+            and (self.patterns.matching(stream.path) is None or self.patterns.is_excluded(stream.path))
             and _is_at(Path(stream.path), stream.file_id)
         ]
         self._scanned_at = self._found_at
