@@ -104,7 +104,7 @@ class Observer:
             outcome=outcome,
             input_ended=self._source.is_exhausted,
             **asdict(totals),
-            unsaved=settlement.saved_totals(totals).pending - totals.pending,
+            unsaved=settlement.unsaved_records,
             **asdict(replace(backlog, group=group)),
             dead_letters=settlement.acks.reasons.copy(),
             settled_bytes=settlement.settled_bytes,

@@ -315,6 +315,12 @@ class Settlement:
             pending=totals.pending + accepted + dead_lettered + duplicates,
         )
 
+    @property
+    def unsaved_records(self) -> int:
+        """Records read but not counted in the saved state; it counts letters of a replay as dead letters until then."""
+        unsaved = chain(self._unsaved, self.acks.spans())
+        return sum(item.read for item in unsaved if item.stream.kind != "replay")
+
     async def save_periodically(self) -> None:
         """Save until cancelled; give up if saving is blocked for too long."""
         limit_s = math.inf if self._give_up_after_s is None else self._give_up_after_s

@@ -94,6 +94,7 @@ class Follower:
         self._followed_since: dict[str, float] = {}  # when patterns were first used, before this scan
         self._matched: set[str] = set()  # patterns that have matched a file
         self._dropped: set[int] = set()  # streams that no pattern has matched since a reload
+        self._unmatched: list[Stream] = []  # streams with unsettled content that no pattern matches
         self._is_first_scan = True
         self._scanned_at: float | None = None  # start of the last completed scan, seconds since the epoch
         self._found_at = 0.0
@@ -151,6 +152,14 @@ class Follower:
                 self.files.check(file, now)
             self._finish(file, now, is_present=is_present)
         self.save()
+        unmatched = self._index.unmatched(present) if self._has_new_patterns else self._unmatched
+        self._unmatched = [
+            stream
+            for stream in unmatched
+            if not (stream.file_id in present or self.files.at(stream.file_id))
+            and (self.patterns.matching(stream.path) is None or self.patterns.is_excluded(stream.path))
+            and _is_at(Path(stream.path), stream.file_id)
+        ]
         self._scanned_at = self._found_at
         self.backlog = self._backlog(found, present)
         self._is_first_scan = self._has_new_patterns = False
@@ -163,6 +172,11 @@ class Follower:
         messages = [message for pattern, message in unmatched.items() if pattern not in may_be_empty]
         unreadable = [refusal.message for refusal in self._refused.values() if refusal.is_input]
         unreadable += [file.error for file in self.files if file.error]
+        unreadable += [
+            f"no pattern matches {shown(stream.path)}, which was not read to its end"
+            for stream in self._unmatched
+            if stream.compression or stream.size > max(stream.checkpoint, stream.read_offset)
+        ]
         backlog = Backlog(
             lag_bytes=self._lag_bytes(found, present),
             unreachable_bytes=self._unreachable_bytes,
@@ -245,8 +259,8 @@ class Follower:
             else:
                 is_size_known = stream.compression or not self._index.has_changed(stream, status)
                 lag += max(0, (stream.size if is_size_known else status.st_size) - stream.checkpoint)
-        missing = (file.reader.stream for file in self.files if file.file_id not in present)
-        return lag + sum(max(0, stream.size - stream.checkpoint) for stream in missing)
+        missing = [file.reader.stream for file in self.files if file.file_id not in present]
+        return lag + sum(max(0, stream.size - stream.checkpoint) for stream in (*missing, *self._unmatched))
 
     def save(self, *, is_last: bool = False) -> None:
         """Save new paths, inodes and unsettled bytes; at the end, also until when unchanged files are settled."""

@@ -219,6 +219,17 @@ class StreamIndex:
             stream for stream in rotated if (status := _status_at_path(stream)) and self.needs_reading(stream, status)
         ]
 
+    def unmatched(self, present: Iterable[FileId]) -> list[Stream]:
+        """Return the streams that are not settled as far as known, whose files exist but match no pattern."""
+        present = set(present)
+        others = [stream for stream in self._streams.values() if stream.file_id not in present]
+        behind = [stream for stream in others if stream.compression or not stream.is_settled]
+        return [
+            stream
+            for stream in behind
+            if (status := _status_at_path(stream)) and (not stream.is_settled or self.has_changed(stream, status))
+        ]
+
     def take_displaced(self) -> list[Stream]:
         """Return the streams whose files were truncated or whose inodes were reused, each once."""
         displaced, self._displaced = self._displaced, []

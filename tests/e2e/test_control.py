@@ -266,6 +266,7 @@ def test_input_and_admin_address_keep_working_during_a_replay(
     running.wait_until(lambda: fake.holds(sample.ids[100:130]), "the records of the input")
     assert not replaying.has_ended
     assert admin.get("/readyz").status_code == 200
+    running.wait_until(lambda: "records: 130 read" in shipper.run("status").stdout, "each letter counts once")
     assert letters(shipper, "replay", check=False).returncode == 5, "one replay at a time"
     fake.release()
     result = replaying.finish()

@@ -233,6 +233,25 @@ def test_a_file_that_no_pattern_matches_any_more_is_not_read_when_it_grows(bench
     assert bench.ship(25.0, 30.0) == (lines(110, 120) if name == "a.log.1" else b"")
 
 
+def test_the_rest_of_a_file_that_no_pattern_matches_any_more_is_reported_until_it_is_read(bench: Bench):
+    write(bench.folder / "a.log", lines(0, 5))
+    path = bench.folder / "b.log"
+    write(path, lines(100, 200_000))
+    bench.start("a.log", "b.log")
+    settle(bench.store, bench.look(1.0) + bench.look(2.0), bench.wall_time)  # not to its end
+    bench.rename_patterns("a.log")
+    for is_restarted in (False, True):
+        if is_restarted:
+            bench.restart("a.log")
+        assert bench.ship(4.0, 5.0) == b""
+        assert bench.follower.backlog.unreadable == [f"no pattern matches {path}, which was not read to its end"]
+        assert bench.follower.backlog.lag_bytes == bench.status(LATER).lag_bytes > 0
+    bench.rename_patterns("*.log")
+    assert bench.ship(6.0, 7.0).endswith(lines(199_999, 200_000))
+    assert not bench.follower.backlog.unreadable
+    assert not bench.follower.backlog.lag_bytes
+
+
 def test_an_already_matched_file_is_not_skipped_by_start_end_of_a_wider_pattern(bench: Bench):
     path = bench.folder / "a.log"
     write(path, lines(0, 5))

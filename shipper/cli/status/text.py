@@ -131,7 +131,7 @@ def _pauses(snapshot: Snapshot) -> list[str]:
 def figures(snapshot: Snapshot) -> list[str]:
     """Return the counts, the rate, and imminent expiries."""
     live = snapshot.running
-    lines = [_accounting(snapshot.state, live.pending + live.unsaved if live else 0)]
+    lines = [_accounting(snapshot.state, live.unsaved if live else 0)]
     if live is not None:
         lines += [f"rate: {_rate(live)}", *map(printable, notices(live))]
     return [*lines, *(_expiry(name, snapshot) for name in snapshot.expiring)]
