@@ -153,17 +153,17 @@ def _move_recurring(db: sqlite3.Connection, ids: tuple[int, int]) -> None:
     where = "FROM ledger_parts WHERE id > ? AND id <= ?"
     if db.execute(f"SELECT sum(length(data)) {where}", ids).fetchone()[0] > _LATEST_BYTES_MAX:
         return
-    try:
-        parts = [unpack(data) for (data,) in db.execute(f"SELECT data {where}", ids)]
-    except sqlite3.DatabaseError:  # it is reported when somebody reads it
-        return
-    first, last = (set(zip(*part[:4], strict=True)) for part in (parts[0], parts[-1]))
-    if len(first & last) < len(last) // 8:
-        return
+    parts = [data for (data,) in db.execute(f"SELECT data {where}", ids)]
     accepted, repeated = Counter[LedgerKey](), Counter[LedgerKey]()
-    for part in parts:
-        for total, counts in zip((accepted, repeated), _counts_in(part), strict=True):
-            _add_to(total, counts)
+    try:
+        first, last = (set(zip(*unpack(data)[:4], strict=True)) for data in (parts[0], parts[-1]))
+        if len(first & last) < len(last) // 8:
+            return
+        for data in parts:
+            for total, counts in zip((accepted, repeated), _counts_in(unpack(data)), strict=True):
+                _add_to(total, counts)
+    except sqlite3.DatabaseError:  # a part is damaged, which is reported when somebody reads it
+        return
     columns = _columns_of(accepted, repeated)
     if accepted.total() + repeated.total() > _EVENTS_PER_KEY * len(columns[0]):
         _add_columns(db, columns)
