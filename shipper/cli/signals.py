@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Final
 
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS: Final = (*STOP_SIGNALS, signal.SIGHUP)
 
 _SHIPPING: Final = (["run"], ["pipe"], ["backfill"], ["dead-letters", "replay"])
 _DEFAULTS: Final = (signal.SIG_DFL, signal.default_int_handler)
@@ -28,14 +29,14 @@ def record_signals() -> None:
     """Record the signals of a command that ships; signals that are ignored stay ignored."""
     if not any(sys.argv[1 : 1 + len(words)] == words for words in _SHIPPING):
         return
-    for number in (*STOP_SIGNALS, signal.SIGHUP):
+    for number in _SIGNALS:
         if signal.getsignal(number) in _DEFAULTS:
             signal.signal(number, _record)
 
 
 def ignore_signals() -> None:
     """Ignore further signals, which could otherwise kill the process during interpreter shutdown."""
-    for number in (*STOP_SIGNALS, signal.SIGHUP):
+    for number in _SIGNALS:
         if signal.getsignal(number) is _record:
             signal.signal(number, signal.SIG_IGN)
 
@@ -54,7 +55,7 @@ def at_stop(callback: Callable[[], object]) -> Iterator[None]:
         _record(number, frame)
         callback()
 
-    numbers = [number for number in (*STOP_SIGNALS, signal.SIGHUP) if signal.getsignal(number) is _record]
+    numbers = [number for number in _SIGNALS if signal.getsignal(number) is _record]
     for number in numbers:
         signal.signal(number, record)
     try:
@@ -69,7 +70,7 @@ def at_stop(callback: Callable[[], object]) -> Iterator[None]:
 def signals_of_pipeline(*, can_reload: bool) -> tuple[signal.Signals, ...]:
     """Return the signals to receive; without a reload, SIGHUP only if it is not ignored, as by nohup."""
     is_hangup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return STOP_SIGNALS if is_hangup_ignored and not can_reload else (*STOP_SIGNALS, signal.SIGHUP)
+    return STOP_SIGNALS if is_hangup_ignored and not can_reload else _SIGNALS
 
 
 @contextmanager

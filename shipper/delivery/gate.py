@@ -42,7 +42,6 @@ _SUSPICIOUS: Final = 1.4  # slowdown that is more than noise even in a single ro
 _PATIENCE: Final = 20  # rounds until a doubtful baseline is measured again, or the limit may exceed the ceiling
 _HALVED: Final = 0.55  # if half the concurrency lowers latency to this fraction, the other half was only queueing
 _DECREASE: Final = 0.9
-_BRAKES: Final = {"systematic_rejection", "too_large"}  # reasons of `accept_refusals`
 _ANSWERS_OWED: Final = 50  # answers per congestion until its limit is tried again; keeps errors near 2 %
 
 
@@ -163,6 +162,7 @@ FAIL_FAST_S: Final = 5.0
 TICK_S: Final = 1.0
 _SUSPENDED_MIN_S: Final = 2.0  # less may be due to a busy machine
 _LIMITS: Final = {"throttled", "quota"}
+_BRAKES: Final = {"systematic_rejection", "too_large"}  # reasons of `accept_refusals`
 _PASSING: Final = {"unavailable", *_LIMITS}
 _LONGEST_WAIT_WHILE_STOPPING_S: Final = 1.0
 _FIX_IT: Final = (
