@@ -338,6 +338,8 @@ class Gate:
         self._paced_until = anyio.current_time()
         self.probe_at = -math.inf
         self._probes = 0
+        if self.reason in _BRAKES and settings.poison_limit > self._refusals:
+            self._open()
         self._notify()
 
     def hurry(self) -> None:
@@ -393,7 +395,7 @@ class Gate:
         Args:
             quote: Returns the service's reason for the last refusal as far as it may be shown.
         """
-        accepted = min(records, self._settings.poison_limit - self._refusals)
+        accepted = max(0, min(records, self._settings.poison_limit - self._refusals))
         self._refusals += accepted
         if accepted < records:
             words = quote()

@@ -38,12 +38,12 @@ ADVICE: Final = {
     "restart",
     "clock": "correct this machine's clock, for example with NTP; shipper checks it automatically",
     "systematic_rejection": "the message quotes the service; correct the mapping or, if the records themselves are "
-    "wrong, raise delivery.poison_limit, so that they become dead letters",
+    "wrong, raise delivery.poison_limit, so that they become dead letters; then restart",
     "too_large": "ask the operators of the service, and of a proxy or firewall before it, for a larger limit of "
     "request bodies; if the records themselves are too large, raise delivery.poison_limit, so that they become "
-    "dead letters",
+    "dead letters, and restart",
     "dead_letters_full": "purge or replay dead letters (shipper dead-letters list), or raise "
-    "state.dead_letter_max_bytes",
+    "state.dead_letter_max_bytes and restart",
     "broker_unavailable": "the Kafka brokers or the network are down; shipper retries automatically",
     "broker_forbidden": "grant the named permission, or change what the message names; shipper retries automatically",
     "input_gap": 'see the message; to continue after missing records, set input.kafka.on_gap = "continue" and reload '

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil, log2
 
+import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from shipper.config.settings import DeliverySettings
 from shipper.model.errors import DeliveryGaveUpError
 from tests.fakes import answer
 from tests.stage.loops import in_virtual_time
@@ -206,6 +208,20 @@ async def test_a_batch_of_bad_records_does_not_hold_up_other_senders():
     assert caught.group_contains(DeliveryGaveUpError, match="in a row")
     assert len(delivery.settled) == 500
     assert 10 <= len(delivery.refused) < 100, "the rest of the batch is not pending"
+
+
+@in_virtual_time
+async def test_a_reload_with_a_higher_limit_ends_the_pause_and_one_with_a_lower_limit_does_not():
+    delivery = Delivery(ServiceModel(refuses(set(range(100)))), poison_limit=10)
+    async with anyio.create_task_group() as group:
+        group.start_soon(delivery.deliver, [batch_of(range(100))])
+        for limit in (10, 5):
+            delivery.gate.reconfigure(DeliverySettings(poison_limit=limit))
+            await anyio.sleep(600)
+            assert len(delivery.refused) == 10
+        delivery.gate.reconfigure(DeliverySettings(poison_limit=101))
+        await anyio.sleep(10)
+        assert len(delivery.refused) == 100
 
 
 def test_an_acceptance_between_refusals_resets_the_count():
