@@ -58,7 +58,7 @@ def read_entries(
     variables = sorted(name for name in environ if name.startswith(ENVIRONMENT_PREFIX))
     layers: list[list[tuple[str, Entry]]] = [
         _file_entries(config_path, environ),
-        [_variable(name, environ[name]) for name in variables],
+        [_variable(name, environ[name], known) for name in variables],
         [_override(text) for text in overrides],
         [
             (key, Entry(msgspec.to_builtins(value, enc_hook=os.fspath), "command line"))
@@ -144,9 +144,12 @@ def _unquote(text: str, source: str) -> Entry:
     return Entry(text, source, is_text=True)
 
 
-def _variable(name: str, text: str) -> tuple[str, Entry]:
-    key = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
-    return key, _unquote(text, f"environment {name}")
+def _variable(name: str, text: str, known: Mapping[str, Leaf]) -> tuple[str, Entry]:
+    key = name.removeprefix(ENVIRONMENT_PREFIX).replace("__", ".")
+    parent, _, field = key.rpartition(".")
+    leaf = known.get(parent.lower())
+    is_field = leaf is not None and leaf.is_table and not leaf.is_secret  # of `records.mapping`, such as ConsumerID
+    return f"{parent.lower()}.{field}" if is_field else key.lower(), _unquote(text, f"environment {name}")
 
 
 def _override(text: str) -> tuple[str, Entry]:

@@ -150,6 +150,11 @@ def test_a_variable_may_hold_a_string_in_quotes() -> None:
     assert load(environ={"SHIPPER__LOG__LEVEL": "'debug'"}).log.level == "debug"
 
 
+def test_a_variable_names_a_mapped_field_as_it_is_written() -> None:
+    environ = {"SHIPPER__RECORDS__MAPPING__ConsumerID": "player_no", "SHIPPER__records__mapping__IP": "ip"}
+    assert load(environ=environ).records.mapping.keys() == {"ConsumerID", "IP"}
+
+
 @each("written", ["9464", "127.0.0.1", ":9464", "http://127.0.0.1:9464", "h:99999", "h:1/", "u@h:1"])
 def test_an_address_to_listen_on_has_host_and_port(written: str) -> None:
     error = refused(overrides=(f"admin.listen={written}",))
