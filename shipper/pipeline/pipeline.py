@@ -241,7 +241,8 @@ class Pipeline:
     def _outcome(self) -> Outcome:
         if self.gave_up is not None:
             return "gave_up"
-        if self._drain_scope.cancelled_caught or self.settlement.has_unsaved:
+        is_cut_short = self._drain_scope.cancelled_caught and (self._is_one_shot or self.totals.pending > 0)
+        if is_cut_short or self.settlement.has_unsaved:
             return "aborted"
         is_complete = self._source.is_exhausted and not self.settlement.has_skipped_chunks
         return "finished" if is_complete else "drained"

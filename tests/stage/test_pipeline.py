@@ -199,11 +199,13 @@ async def test_records_accepted_behind_a_pending_one_are_pending_at_the_end_as_t
     assert store.saved_up_to() == 0
 
 
-async def test_a_stop_that_can_drain_settles_all_read_records(make: Maker):
+@pytest.mark.parametrize(("drain_s", "batch"), [(25, 7), (0, 5)])
+async def test_a_stop_that_can_drain_or_has_nothing_to_drain_settles_all_records(make: Maker, drain_s: int, batch: int):
     store, source = MemoryStore(), Source(lines(20), is_followed=True)
-    pipeline = make(source, store=store, batch_max_events=7)
+    pipeline = make(source, store=store, batch_max_events=batch, delivery_drain_timeout_seconds=drain_s)
     async with running(pipeline) as run:
         await until(lambda: pipeline.totals.read == 20)
+        await until(lambda: drain_s > 0 or store.saved_up_to() == source.size)
         run.signal(signal.SIGTERM)
     summary = run.summary
     assert (summary.outcome, summary.accepted, summary.pending) == ("drained", 20, 0)
