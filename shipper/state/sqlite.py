@@ -98,7 +98,8 @@ def _explain_denial(path: Path, error: Exception) -> str:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary result code
     if code not in _DENIED and not (isinstance(error, OSError) and error.errno in DENIALS):
         return ""
-    existing = [path.parent, *filter(os.path.lexists, _files_of(path))]
+    named = Path(getattr(error, "filename", None) or path)  # may be beside the database
+    existing = [path.parent, named.parent, *filter(os.path.lexists, [*_files_of(path), named])]
     reason = next(filter(None, map(access_problem, existing)), "")
     if not reason and code == sqlite3.SQLITE_CANTOPEN:
         return ""  # it is not a regular file, for instance

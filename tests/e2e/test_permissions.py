@@ -80,6 +80,13 @@ def test_moving_the_state_away_is_not_advised_if_it_belongs_to_another_user(
     assert shipper.backfill(used).counts() == (10, 10, 0, 0, 0), "it resumes at its position"
 
 
+def test_a_folder_beside_the_database_is_named_with_its_owner(shipper: Shipper, used: Path):
+    place = shipper.state / "accepted_ids"
+    os.chown(place, SOMEBODY, SOMEBODY)
+    said = without_privilege(shipper, "status").stderr
+    assert f"{place} cannot be read and written: permission denied; it belongs to user {SOMEBODY}" in said
+
+
 def test_moving_the_report_history_away_is_not_advised_if_it_belongs_to_another_user(shipper: Shipper):
     shipper.state.mkdir(mode=0o700)
     place = shipper.state / "reports.db"
