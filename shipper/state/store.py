@@ -110,6 +110,7 @@ class Store:
             # SQLite gives its side files the permissions of the database, so this covers them too.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=_BUSY_LIMIT_S)
+            self._inode = self._path.stat().st_ino
             is_new = not is_initialized(self._db)
         self._name_affiliate = affiliate_namer(ensure_key(directory, is_expected=not is_new))
         with translate_errors(self._path):
@@ -180,6 +181,7 @@ class Store:
         with waiting():
             self._lock.acquire()
         try:
+            self._check_place()
             with transaction(self._db, self._path):
                 if not wal_bytes(self._path):
                     chain_wal(self._db)
@@ -195,6 +197,21 @@ class Store:
             ) from error
         finally:
             self._lock.release()
+
+    def _check_place(self) -> None:
+        """Raise `StateError` if the path names another file: nobody would find what SQLite still writes."""
+        try:
+            inode = self._path.stat().st_ino
+        except (FileNotFoundError, NotADirectoryError):
+            inode = -1
+        except OSError:
+            return  # such as a folder that became inaccessible; the database is open
+        if inode == self._inode:
+            return
+        raise StateError(
+            f"{self._path} was deleted, moved or replaced while it was in use. Unsaved records are sent again at the "
+            "next start; if the state was moved by mistake, put it back before"
+        )
 
     def _count(self, **changes: int) -> None:
         terms = ", ".join(f"{name} = {name} + :{name}" for name in changes)

@@ -303,6 +303,15 @@ def test_a_store_locked_by_another_writer_raises_that_nothing_was_saved(store: S
     assert len(store.streams.load("file")) == 1
 
 
+def test_nothing_is_saved_into_a_database_that_was_replaced_or_deleted(store: Store, tmp_path: Path):
+    store.save([checkpoint(1)], now_s=1.0)
+    shutil.copy(tmp_path / "state.db", tmp_path / "copy")
+    for change in (lambda path: os.replace(tmp_path / "copy", path), os.unlink):
+        change(tmp_path / "state.db")
+        with pytest.raises(StateError, match="deleted, moved or replaced"):
+            store.save([checkpoint(2)], now_s=2.0)
+
+
 def test_many_rejections_are_saved_with_their_original_bytes(store: Store, tmp_path: Path):
     store.save([checkpoint(bad=1000), checkpoint(2, inode=2, bad=1)], now_s=1.0)
     rows = dead_letters(tmp_path)
