@@ -102,7 +102,7 @@ class Content:
 
     def size(self) -> int:
         """Return the size; of an archive, the number of bytes decompressed so far."""
-        return os.fstat(self.descriptor).st_size
+        return self.status().st_size
 
     def status(self) -> os.stat_result:
         """Return the status of the open file, even if its path now leads elsewhere."""
@@ -116,7 +116,8 @@ class Content:
         """Free the decompressor; if it is within a member, the next read decompresses from the beginning again."""
 
     def close(self) -> None:
-        os.close(self.descriptor)
+        with suppress(OSError):  # of a network file system that is gone; nothing was written
+            os.close(self.descriptor)
 
 
 class _Decompressor(Protocol):

@@ -127,6 +127,7 @@ class Follower:
         self.is_comparing = False
         self._waiting.clear()
         self.files.begin_scan()
+        self._has_closed |= self.files.close_unusable()
         if self._has_new_patterns:
             self._followed_since = self._register.started_patterns()
         found = [*found, *self._find_generations(found, now)]
@@ -369,6 +370,7 @@ class Follower:
         Returns:
             Whether the next check should follow at once, as files were opened and others still wait.
         """
+        self._has_closed |= self.files.close_unusable()
         self.files.check_all(now)
         waiting = len(self._waiting)
         if not waiting:

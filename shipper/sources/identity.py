@@ -293,7 +293,7 @@ class StreamIndex:
         return self._open(path, identify)
 
     def _open(self, path: Path, identify: Callable[[Content], Stream | None]) -> StreamReader | None:
-        descriptor = _open_file(path)
+        descriptor = open_file(path)
         try:
             content = open_content(descriptor, path)
             framing = self._framing_of(content)
@@ -519,7 +519,7 @@ class StreamIndex:
             None if it is undecided: some bytes are not settled or not compared yet.
         """
         path = Path(stream.path)
-        opened = _open_file(path) if descriptor is None else os.dup(descriptor)
+        opened = open_file(path) if descriptor is None else os.dup(descriptor)
         with closing(open_content(opened, path)) as original:
             original.is_independent = True
             if file_id_of(original.status()) != stream.file_id:
@@ -552,7 +552,8 @@ def set_path(stream: Stream, path: str) -> None:
     stream.path = path
 
 
-def _open_file(path: Path) -> int:
+def open_file(path: Path) -> int:
+    """Open a regular file for reading."""
     try:
         # O_NONBLOCK: opening a FIFO would otherwise block until it has a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -583,7 +584,7 @@ def _may_belong(path: str, stream: Stream) -> bool:
     if not stream.head.length:  # its bytes are unknown, so compare names
         return is_generation_of(os.path.basename(path), os.path.basename(stream.path))
     try:
-        with closing(open_content(_open_file(Path(path)), Path(path))) as content:
+        with closing(open_content(open_file(Path(path)), Path(path))) as content:
             return begins_alike(content, stream)
     except (SourceError, OSError):
         return True
@@ -593,7 +594,7 @@ def _may_be_original(stream: Stream, copy: Content, known: Stream, *, default: b
     """Return whether a stream's file continues a known one and is as long as a copy; `default` if it is gone."""
     path = Path(stream.path)
     try:
-        with closing(open_content(_open_file(path), path)) as original:
+        with closing(open_content(open_file(path), path)) as original:
             if file_id_of(original.status()) != stream.file_id:
                 return default
             is_long_enough = bool(copy.compression) or copy.size() <= original.size()

@@ -13,9 +13,9 @@ import structlog
 from shipper.model.errors import SourceError
 from shipper.model.framing import LINES
 from shipper.model.records import Chunk, shown
-from shipper.sources.content import Archive
-from shipper.sources.discovery import FileId, Signature, signature_of
-from shipper.sources.identity import StreamIndex
+from shipper.sources.content import Archive, Content
+from shipper.sources.discovery import FileId, Signature, file_id_of, signature_of
+from shipper.sources.identity import StreamIndex, open_file
 from shipper.sources.reader import READ_BYTES, TURN_STEPS, StreamReader
 from shipper.sources.siblings import looks_like_generation
 from shipper.system.work import WorkItem, at_work
@@ -174,6 +174,18 @@ class OpenFiles:
         for file in self:
             self.close(file)
 
+    def close_unusable(self) -> bool:
+        """Close files of a network file system that is gone, for a scan to find them again; return whether any were."""
+        is_any_closed = False
+        for file in self:
+            try:
+                file.reader.content.status()
+            except OSError as error:
+                log.warning("source_unreadable", path=shown(file.reader.path), error=str(error))
+                self.close(file)
+                is_any_closed = True
+        return is_any_closed
+
     def begin_scan(self) -> None:
         """Forget which files were quiet at the previous scan or check."""
         self._quiet = None
@@ -204,7 +216,10 @@ class OpenFiles:
 
     def is_at_end(self, file: OpenFile) -> bool:
         """Return whether nothing is left to read, including data appended since the last scan."""
-        status = file.reader.content.status()
+        try:
+            status = file.reader.content.status()
+        except OSError:
+            return False  # `close_unusable` closes it
         if file.new_since is not None:
             return status.st_size == 0
         return file not in self._ready and not file.has_changed(status)
@@ -259,6 +274,7 @@ class OpenFiles:
     def _begin_again(self, file: OpenFile, status: os.stat_result) -> None:
         path, offset = shown(file.reader.path), file.reader.offset
         log.warning("source_truncated", path=path, offset=offset, size=status.st_size)
+        _open_again(file)
         file.reader = self._index.begin_again(file.reader)
 
     def _ending(self, file: OpenFile, now: float) -> Ending:
@@ -317,6 +333,7 @@ class OpenFiles:
                 return self._read_one(file, now, length)
         except OSError as error:
             log.warning("source_unreadable", path=shown(file.reader.path), error=str(error))
+            _open_again(file)
             file.signature = None  # the next check tries again
             file.set_error(error)
         except SourceError as error:
@@ -345,6 +362,9 @@ class OpenFiles:
         file.unfinished_turns = file.unfinished_turns + 1 if reader.is_unfinished else 0
         if reader.is_unfinished:
             self.wake(file)
+        elif chunk is None and _is_shorter_than(reader.content, status.st_size):
+            _open_again(file)
+            file.signature = None  # the next check tries again
         elif chunk is None or (not reader.content.compression and reader.offset >= status.st_size):
             previous_ended_ns = reader.stream.ended_ns
             reader.note_end(status, wall_time)
@@ -355,3 +375,24 @@ class OpenFiles:
         else:
             self.wake(file)
         return chunk
+
+
+def _is_shorter_than(content: Content, size: int) -> bool:
+    """Return whether a plain file has fewer bytes than its status says, and was not truncated since."""
+    return not content.compression and bool(size) and not content.pread(1, size - 1) and content.size() >= size
+
+
+def _open_again(file: OpenFile) -> None:
+    """
+    Open a file again by its path, if it is still there, for the reader to continue in.
+
+    On a network file system, a descriptor may fail for good after a new connection, or remain that of a replaced file
+    although its status is that of the new one.
+    """
+    with suppress(OSError, SourceError):
+        descriptor = open_file(file.reader.path)
+        try:
+            if file_id_of(os.fstat(descriptor)) == file.file_id:
+                os.dup2(descriptor, file.reader.content.descriptor, inheritable=False)
+        finally:
+            os.close(descriptor)

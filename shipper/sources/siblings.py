@@ -1,7 +1,8 @@
 """
 Finds siblings of the files that patterns match: generations rotated between two scans, and unknown files.
 
-Rotation appends to the name of a file: `app.log.1`, `app.log-20261101.gz`.
+Rotation appends to the name of a file: `app.log.1`, `app.log-20261101.gz`. Log writers of the daemontools family rename
+`current` to a time.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ _NUMBER: Final = r"[.-]\d+(?:[-_.:T]\d+)*"
 _COMPRESSED: Final = r"(?:\.(?:gz|zst|bz2|xz))?"
 _SUFFIX: Final = re.compile(f"(?:{_NUMBER})?{_COMPRESSED}")
 _LAST: Final = re.compile(f"{_NUMBER}(?P<extension>\\.[A-Za-z]\\w*)??{_COMPRESSED}")
+_TAI64N: Final = re.compile(r"@[0-9a-f]{24}\.[su]")  # what `current` is renamed to by multilog, svlogd and s6-log
 
 
 class Siblings:
     """
-    Finds `NAME.*`, `NAME-*`, and names with a number before the extension, beside matched files.
+    Finds `NAME.*`, `NAME-*`, names with a number before the extension, and `@TIME.s`, beside matched files.
 
     It lists a folder only if it has changed. A file created and rotated between two scans, or while shipper is stopped,
     is never seen as `NAME`.
@@ -115,7 +117,7 @@ def is_generation_of(name: str, original: str) -> bool:
 
 def looks_like_generation(name: str) -> bool:
     """Return whether a name is that of a rotated file."""
-    return any(
+    return bool(_TAI64N.fullmatch(name)) or any(
         _SUFFIX.fullmatch(name, separator.start()) or _LAST.fullmatch(name, separator.start())
         for separator in _SEPARATOR.finditer(name)
         if separator.start()
@@ -123,6 +125,8 @@ def looks_like_generation(name: str) -> bool:
 
 
 def _has_suffix(name: str, original: str) -> bool:
+    if original == "current" and _TAI64N.fullmatch(name):
+        return True
     return len(name) > len(original) and name.startswith(original) and bool(_SUFFIX.fullmatch(name, len(original)))
 
 
@@ -132,6 +136,8 @@ def sibling_of(name: str, is_original: Callable[[str], bool]) -> Sibling | None:
 
     A number before the extension proves nothing: `app-2.log` may be a generation, or the file of another application.
     """
+    if _TAI64N.fullmatch(name):
+        return Sibling("current", is_generation=True) if is_original("current") else None
     prefixes = [name[: separator.start()] for separator in _SEPARATOR.finditer(name)]
     numbered = [(prefix, match) for prefix in prefixes if (match := _LAST.fullmatch(name, len(prefix)))]
     prefixes += [prefix + match["extension"] for prefix, match in numbered if prefix and match["extension"]]

@@ -16,7 +16,10 @@ _HOW_APPLIED: Final = (
 # What to do, by reason. A pause ends by itself once its cause is gone; nothing is lost meanwhile. `Pause.message` says
 # what happened.
 ADVICE: Final = {
-    "unavailable": "the service or the network is down; shipper retries automatically",
+    "unavailable": (
+        "the service or the network is down; shipper retries automatically; if it accepts small requests, a proxy may "
+        "answer 502 or 504 to large ones: lower batch.max_events"
+    ),
     "throttled": "send fewer requests: --rate, or a lower delivery.max_concurrency",
     "quota": "raise the quota, or wait until it is renewed",
     "subscription_key": f"provide a valid intake.subscription_key; {_HOW_APPLIED}",

@@ -152,6 +152,9 @@ def test_a_name_with_another_suffix_is_an_unknown_sibling_and_other_names_are_no
         assert sibling_of(name, {"a.log"}.__contains__) == Sibling("a.log", is_generation=False), name
     for name in ("a.log", "a.log~", "a.logs", "a.1", "a-1.csv", ".a.log.swp", "b.log.1"):
         assert sibling_of(name, {"a.log"}.__contains__) is None, name
+    rotated = "@400000006b0b7cc028836044.s"  # by multilog, svlogd or s6-log
+    assert sibling_of(rotated, {"current"}.__contains__) == Sibling("current", is_generation=True)
+    assert sibling_of(rotated, {"a.log"}.__contains__) is None
     assert sibling_of("a-2.log.1", {"a", "a-2.log"}.__contains__) == Sibling("a-2.log", is_generation=True)
 
 

@@ -336,3 +336,36 @@ def test_a_file_that_cannot_be_read_when_it_is_identified_is_read_later(
     got = b"".join(bench.read(3.0 + look) for look in range(5))
     assert got == (b"two\n" if is_truncated else b"one\n")
     assert not bench.follower.backlog.unreadable
+
+
+def fail_to_read(path: Path, descriptor: int) -> None:
+    """Like a descriptor of a network file system after a new connection."""
+    with path.open("ab") as other:
+        os.dup2(other.fileno(), descriptor)
+
+
+def lose(path: Path, descriptor: int) -> None:
+    """Like a descriptor of a network file system that is gone."""
+    os.close(descriptor)
+
+
+def keep_replaced(path: Path, descriptor: int) -> None:
+    """Like a descriptor of a network file system that identifies files by their paths, after a replacement."""
+    with path.with_suffix(".old").open() as other:
+        os.dup2(other.fileno(), descriptor)
+
+
+@pytest.mark.parametrize("happen", [fail_to_read, lose, keep_replaced])
+def test_a_file_is_read_on_after_its_descriptor_became_useless(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, happen: Callable[[Path, int], None]
+):
+    path = follow(bench, 200)
+    path.with_suffix(".old").write_bytes(path.read_bytes())
+    (file,) = bench.follower.files
+    if happen is keep_replaced:
+        monkeypatch.setattr("shipper.sources.content.Content.status", lambda _: path.stat())
+    happen(path, file.reader.content.descriptor)
+    write(path, lines(200, 300))
+    bench.follower.check(2.5)
+    assert bench.ship(3.0, 4.0, 5.0) == lines(200, 300)
+    assert not bench.follower.backlog.unreadable
