@@ -177,6 +177,8 @@ class _Reader:
         elif isinstance(document, str):
             if indicates_failure(document, self._events):
                 self._set_unclear(field, document, "indicates a failure")
+            elif document.strip() and not indicates_success(document):
+                self._set_unclear(field, document, "is not understood")
         elif document is False:
             self._batch.note(Outcome.BAD, field, document)
         elif isinstance(document, int | float) and document is not True and document != self._events:
@@ -277,7 +279,7 @@ class _Reader:
             for entry in entries:
                 if entry.outcome not in _GOOD:
                     self._set_unclear(field, values, "is not understood")
-                if entry.event is not None:
+                if entry.event is not None and role is not Role.REPEATED:
                     self._set_unclear(field, values, "names events without a reason")
 
     def _read_error(self, field: Field, role: Role, entry: _Entry, value: object) -> None:

@@ -17,6 +17,7 @@ from shipper.model.wire import ActivityEvent
 _NAME_MAX: Final = 64  # maximum characters of a name that are used
 _TEXT_MAX: Final = 4_096  # maximum characters of a text that is searched
 _COUNT_MAX: Final = 10**9
+_ID_MIN: Final = 16  # minimum characters of a word that counts as an id; error codes such as `ORA-12541` are shorter
 
 
 class Role(IntEnum):
@@ -365,6 +366,6 @@ def indicates_failure(text: str, events: int | None = None) -> bool:
 def indicates_success(text: str) -> bool:
     """Return whether a text says that something was done or nothing failed, or is only an id."""
     words = text.lower().split()
-    if _NO_FAILURE.search(text) or (len(words) == 1 and any(map(str.isdigit, text))):
+    if _NO_FAILURE.search(text) or (len(words) == 1 and len(text) >= _ID_MIN and any(map(str.isdigit, text))):
         return True
     return any(_plain(word) in _GOOD or _IS_DONE.search(_plain(word)) for word in words)
