@@ -96,7 +96,8 @@ _BY_SUBSTRING: Final = (
     (
         Role.REFUSED,
         re.compile(
-            r"reject|partial|fail|error|invalid|refus|denied|deny|declin|dropped|discard|unsuccess|exception|fault|violation"
+            r"reject|partial|fail|error|invalid|refus|denied|deny|declin|drop|discard|unsuccess|exception|fault|violation"
+            r"|malform|corrupt|mismatch|ineligib|(?:dis|un|not)qualif|(?:black|block|deny)list|suppress|orphan|nacked|n(?:o|ot)match"
             r"|abort|forbid|throttl|unavail|unaccept|not(?:accept|stor|sav|deliver|valid)|skipped|ignored|blocked"
             r"|bounced|conflict|incomplete|problem|dryrun|validateonly|simulat|unsent|unsaved|undeliver|unmatched"
             r"|unable|quarantin|suspend|expired|cancel|excluded|filtered|omitted|deadletter"
@@ -111,7 +112,7 @@ _BY_SUBSTRING: Final = (
         ),
     ),
     (Role.STATUS, re.compile(r"(?:status|statuscode|resultcode|returncode|outcome)$")),
-    (Role.REPEATED, re.compile(r"duplicat|repeat|alreadyknown|existing")),
+    (Role.REPEATED, re.compile(r"duplicat|repeat|already|existing")),
     (
         Role.ACCEPTED,
         re.compile(
@@ -171,7 +172,8 @@ _NO_FAILURE: Final = re.compile(
     re.IGNORECASE,
 )
 _FAILURE: Final = re.compile(
-    r"error|exception|fail|reject|refus|denied|\bden(?:y|ies)\b|declin|invalid|malform|illegal|unable|cannot|n't\b"
+    r"error|exception|fail|reject|refus|denied|\bden(?:y|ies)\b|declin|invalid|malform|corrupt|mismatch|ineligib|illegal|unable"
+    r"|cannot|n't\b"
     r"|unavailab|unauthori|forbidden|fault\b|abort|time[d -]{0,2}out|exceed|throttl|discard|\bdropp|\bdrops?\b|ignored"
     r"|skipped|unsupported|unrecogni|conflict|partial|incomplete|unprocess|unsuccess|unexpected|violat|maintenance|fatal|critical|\bpanic"
     r"|deadlock|traceback|\bquota\b|\bout of\b|\bdry[ -]?run\b"
