@@ -193,8 +193,8 @@ class _Reader:
                 entries.append(_as_entry(name, value))
             elif field.role is Role.LINKS:
                 pass
-            elif isinstance(value, list):
-                self._read_list(field, field.role, value, depth)
+            elif isinstance(value, list) or (value == {} and field.role is Role.ACCEPTED):
+                self._read_list(field, field.role, list(value), depth)
             elif not isinstance(value, dict):
                 self._read_scalar(field, value)
             elif value and field.role in {Role.REFUSED, Role.RETRIED}:
