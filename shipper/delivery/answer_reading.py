@@ -177,6 +177,8 @@ class _Reader:
         elif isinstance(document, str):
             if indicates_failure(document, self._events):
                 self._set_unclear(field, document, "indicates a failure")
+            elif document.strip() and not indicates_success(document):
+                self._set_unclear(field, document, "is not understood")
         elif document is False:
             self._batch.note(Outcome.BAD, field, document)
         elif isinstance(document, int | float) and document is not True and document != self._events:
@@ -191,8 +193,8 @@ class _Reader:
                 entries.append(_as_entry(name, value))
             elif field.role is Role.LINKS:
                 pass
-            elif isinstance(value, list):
-                self._read_list(field, field.role, value, depth)
+            elif isinstance(value, list) or (value == {} and field.role is Role.ACCEPTED):
+                self._read_list(field, field.role, list(value), depth)
             elif not isinstance(value, dict):
                 self._read_scalar(field, value)
             elif value and field.role in {Role.REFUSED, Role.RETRIED}:
@@ -277,7 +279,7 @@ class _Reader:
             for entry in entries:
                 if entry.outcome not in _GOOD:
                     self._set_unclear(field, values, "is not understood")
-                if entry.event is not None:
+                if entry.event is not None and role is not Role.REPEATED:
                     self._set_unclear(field, values, "names events without a reason")
 
     def _read_error(self, field: Field, role: Role, entry: _Entry, value: object) -> None:

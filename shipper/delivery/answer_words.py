@@ -17,6 +17,7 @@ from shipper.model.wire import ActivityEvent
 _NAME_MAX: Final = 64  # maximum characters of a name that are used
 _TEXT_MAX: Final = 4_096  # maximum characters of a text that is searched
 _COUNT_MAX: Final = 10**9
+_ID_MIN: Final = 16  # minimum characters of a word that counts as an id; error codes such as `ORA-12541` are shorter
 
 
 class Role(IntEnum):
@@ -95,7 +96,8 @@ _BY_SUBSTRING: Final = (
     (
         Role.REFUSED,
         re.compile(
-            r"reject|partial|fail|error|invalid|refus|denied|deny|declin|dropped|discard|unsuccess|exception|fault|violation"
+            r"reject|partial|fail|error|invalid|refus|denied|deny|declin|drop|discard|unsuccess|exception|fault|violation"
+            r"|malform|corrupt|mismatch|ineligib|(?:dis|un|not)qualif|(?:black|block|deny)list|suppress|orphan|nacked|n(?:o|ot)match"
             r"|abort|forbid|throttl|unavail|unaccept|not(?:accept|stor|sav|deliver|valid)|skipped|ignored|blocked"
             r"|bounced|conflict|incomplete|problem|dryrun|validateonly|simulat|unsent|unsaved|undeliver|unmatched"
             r"|unable|quarantin|suspend|expired|cancel|excluded|filtered|omitted|deadletter"
@@ -110,7 +112,7 @@ _BY_SUBSTRING: Final = (
         ),
     ),
     (Role.STATUS, re.compile(r"(?:status|statuscode|resultcode|returncode|outcome)$")),
-    (Role.REPEATED, re.compile(r"duplicat|repeat|alreadyknown|existing")),
+    (Role.REPEATED, re.compile(r"duplicat|repeat|already|existing")),
     (
         Role.ACCEPTED,
         re.compile(
@@ -170,7 +172,8 @@ _NO_FAILURE: Final = re.compile(
     re.IGNORECASE,
 )
 _FAILURE: Final = re.compile(
-    r"error|exception|fail|reject|refus|denied|\bden(?:y|ies)\b|declin|invalid|malform|illegal|unable|cannot|n't\b"
+    r"error|exception|fail|reject|refus|denied|\bden(?:y|ies)\b|declin|invalid|malform|corrupt|mismatch|ineligib|illegal|unable"
+    r"|cannot|n't\b"
     r"|unavailab|unauthori|forbidden|fault\b|abort|time[d -]{0,2}out|exceed|throttl|discard|\bdropp|\bdrops?\b|ignored"
     r"|skipped|unsupported|unrecogni|conflict|partial|incomplete|unprocess|unsuccess|unexpected|violat|maintenance|fatal|critical|\bpanic"
     r"|deadlock|traceback|\bquota\b|\bout of\b|\bdry[ -]?run\b"
@@ -365,6 +368,6 @@ def indicates_failure(text: str, events: int | None = None) -> bool:
 def indicates_success(text: str) -> bool:
     """Return whether a text says that something was done or nothing failed, or is only an id."""
     words = text.lower().split()
-    if _NO_FAILURE.search(text) or (len(words) == 1 and any(map(str.isdigit, text))):
+    if _NO_FAILURE.search(text) or (len(words) == 1 and len(text) >= _ID_MIN and any(map(str.isdigit, text))):
         return True
     return any(_plain(word) in _GOOD or _IS_DONE.search(_plain(word)) for word in words)
