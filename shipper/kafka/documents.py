@@ -23,10 +23,10 @@ from shipper.kafka.client import (
     topic_exception,
 )
 from shipper.kafka.stream import Headers, KafkaStream, Position, Session, explain, headers_of
-from shipper.model.records import Checkpoint, LedgerKey, Rejection
+from shipper.model.records import Checkpoint, LedgerKey, Rejection, consumer_id_of
 from shipper.state.affiliates import OTHER, are_identifiers
 from shipper.state.ledger import Columns, compress_columns, decode_columns, is_sparse, sum_checkpoints, unpack
-from shipper.state.letters import DeadLetter, consumer_id_of
+from shipper.state.letters import DeadLetter
 
 VERSION: Final = 1
 PART: Final = "part-"
