@@ -369,7 +369,8 @@ class Follower:
         Returns:
             Whether the next check should follow at once, as files were opened and others still wait.
         """
-        self.files.check_all(now)
+        for file in self.files:
+            self.files.check(file, now)
         waiting = len(self._waiting)
         if not waiting:
             return False
