@@ -158,7 +158,6 @@ class Store:
         """Close the database unless a thread is stuck in a transaction, which then ends with the process."""
         if self._lock.acquire(blocking=False):
             try:
-                self._accepted.close()
                 self._db.close()
             finally:
                 self._lock.release()
