@@ -164,7 +164,6 @@ class Judge:
         return why_not_real(value, has_zone=self._has_zone) or MESSAGES["timestamp"]
 
     def is_good(self, field: str, value: object, latest: str) -> bool:
-        """Return whether a value is valid for a field."""
         try:
             msgspec.convert(value, self._types[field])
         except msgspec.ValidationError:

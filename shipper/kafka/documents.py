@@ -281,7 +281,6 @@ def ledger_row(prefix: str, key: LedgerKey, counts: tuple[int, int]) -> Document
 def totals_row(
     prefix: str, totals: Mapping[str, int], *, topic: str, group: str, offset: int | None = None
 ) -> Document:
-    """Return the `TotalsRow` of a session."""
     row = TotalsRow(**totals, topic=topic, group=group, version=VERSION, offset=offset)
     return Document(f"{prefix}/{TOTALS}", msgspec.json.encode(row))
 

@@ -145,8 +145,6 @@ def _gzip_header_bytes(data: bytes) -> int | None:
 
 
 class _Library(NamedTuple):
-    """The library for one compression."""
-
     open: Callable[[], _Decompressor]  # for one member
     error: type[Exception]  # raised for broken data
     # Returns the bytes to skip at the start of a member; None if it needs more data.

@@ -86,7 +86,6 @@ class FilesOnce:
                 yield path, path.stat()
 
     async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
-        """Send the chunks of all files, one file after the other."""
         try:
             await self._turns.call(self._identify)
             while (chunks := await self._turns.call(self._read_next)) is not None:

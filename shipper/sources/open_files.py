@@ -38,8 +38,6 @@ _Stage = Literal["start", "slow start", "later"]
 
 @dataclass(eq=False)
 class OpenFile:
-    """A followed file."""
-
     reader: StreamReader
     file_id: FileId
     name: str  # where it was last found

@@ -496,7 +496,6 @@ class Turns:
         self._lock = threading.Lock()
 
     async def call(self, function: Callable[..., T], *arguments: object) -> T:
-        """Call a function in a thread."""
         return await run_sync(self._call, function, arguments, abandon_on_cancel=True)
 
     def _call(self, function: Callable[..., T], arguments: tuple[object, ...]) -> T:

@@ -340,7 +340,6 @@ def _new_file(path: Path) -> int:
 
 
 def open_segment(path: Path, stream: Stream, *, max_record_bytes: int) -> StreamReader:
-    """Open a segment for reading."""
     content = Content(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     return StreamReader(content, stream, path, max_record_bytes=max_record_bytes, form=form_of(path))
 
