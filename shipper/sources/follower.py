@@ -28,7 +28,7 @@ from shipper.sources.discovery import (
 from shipper.sources.identity import StreamIndex, UndecidedError, folders_of, not_regular, set_path, status_at
 from shipper.sources.open_files import OpenFile, OpenFiles
 from shipper.sources.reader import StreamReader
-from shipper.sources.register import StreamRegister, forget_oldest_lost, mark_gone, report_unreachable
+from shipper.sources.register import StreamRegister, forget_oldest_lost, report_unreachable, save_changes
 from shipper.sources.siblings import Siblings, looks_like_generation, sibling_of
 from shipper.system.work import WorkItem, at_work, step
 
@@ -271,8 +271,7 @@ class Follower:
             if stream.size != file.saved_size and not stream.is_settled:
                 self._index.save_later(stream)
             file.saved_size = stream.size
-        if streams := self._index.take_unsaved():
-            self._register.note(streams, self._wall_time())
+        save_changes(self._register, self._index, self._wall_time())
 
     def _identify(self, unknown: list[FoundFile], present: set[FileId], now: float) -> None:
         """Identify unknown files: new ones, and streams with another path or inode."""
@@ -563,7 +562,7 @@ class Follower:
     def _complete_settled(self, stream: Stream) -> Outcome:
         outcome = self._completion.complete(stream)
         if outcome == "completed":
-            mark_gone(self._register, [stream], self._wall_time())
+            self._index.mark_gone([stream])
         return outcome
 
     # Lost streams -----------------------------------------------------------------------------------------------------
@@ -589,8 +588,7 @@ class Follower:
         self._search_until = {
             stream.stream_id: until for stream in lost if (until := self._search_until[stream.stream_id]) > now
         }
-        gone = [stream for stream in self._index.lost() if stream.stream_id not in self._search_until]
-        mark_gone(self._register, gone, self._wall_time())
+        self._index.mark_gone(stream for stream in self._index.lost() if stream.stream_id not in self._search_until)
         if not self._search_until:
             self._unrelated.clear()
 

@@ -241,8 +241,14 @@ class StreamIndex:
         self._unsaved[stream.stream_id] = stream
 
     def take_unsaved(self) -> list[Stream]:
-        unsaved, self._unsaved = self._unsaved, {}
-        return list(unsaved.values())
+        return [self._unsaved.pop(stream_id) for stream_id in list(self._unsaved)]
+
+    def mark_gone(self, streams: Iterable[Stream]) -> None:
+        """Note that inputs were not found again, so that nothing keeps waiting for them."""
+        for stream in streams:
+            if not stream.is_gone:
+                stream.is_gone = True
+                self.save_later(stream)
 
     def drop(self, stream: Stream) -> None:
         """Forget a stream that was not read, or that is permanently lost."""
