@@ -25,7 +25,7 @@ from shipper.codec.rules import (
     why_not_real,
 )
 from shipper.config.settings import RecordsSettings
-from shipper.model.records import Rejection
+from shipper.model.records import Rejection, consumer_id_of
 from shipper.model.wire import EVENT_ID_LENGTH
 
 IS_MISSING: Final = " is missing"
@@ -33,7 +33,6 @@ DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError
 
 _NO_FAULTS: Final[Mapping[str, str]] = {}
 _EVENT_ID: Final = re.compile(rb'"EventId"\s*:\s*"([0-9A-Fa-f-]{%d})"' % EVENT_ID_LENGTH)
-_CONSUMER_ID: Final = re.compile(rb'"ConsumerID"\s*:\s*"?([0-9]{1,30}+)(?![\w.])')
 
 _decode: Final = msgspec.json.Decoder().decode
 decode_raw: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -59,7 +58,7 @@ class Records(NamedTuple):
     def rejection(self, index: int, rule: str, message: str = "", faults: Mapping[str, str] = _NO_FAULTS) -> Rejection:
         """Return the rejection of a record; the default message is that of the rule."""
         raw, offset = self.raws[index], self.offsets[index]
-        event_id, consumer_ids = _EVENT_ID.search(self.wires[index]), _CONSUMER_ID.findall(self.wires[index])
+        event_id = _EVENT_ID.search(self.wires[index])
         return Rejection(
             start_offset=offset,
             end_offset=offset + len(raw),
@@ -67,7 +66,7 @@ class Records(NamedTuple):
             message=message or MESSAGES[rule],
             raw=raw,
             event_id=event_id[1].decode() if event_id else "",
-            consumer_id=consumer_ids[0].decode() if len(consumer_ids) == 1 else "",
+            consumer_id=consumer_id_of(self.wires[index]),
             faults=faults,
         )
 
@@ -165,7 +164,6 @@ class Judge:
         return why_not_real(value, has_zone=self._has_zone) or MESSAGES["timestamp"]
 
     def is_good(self, field: str, value: object, latest: str) -> bool:
-        """Return whether a value is valid for a field."""
         try:
             msgspec.convert(value, self._types[field])
         except msgspec.ValidationError:

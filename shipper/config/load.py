@@ -38,8 +38,6 @@ S = TypeVar("S", bound=Struct)
 
 
 class Entry(NamedTuple):
-    """A value and its source."""
-
     value: Any
     source: str
     is_text: bool = False  # from the environment or --set, where "10" may be a number

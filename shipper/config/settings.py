@@ -362,7 +362,6 @@ class RecordsSettings(Section, frozen=True):
 
     @property
     def field_sources(self) -> dict[str, FieldSource]:
-        """The parsed mapping."""
         return field_sources(self.mapping)
 
     @property

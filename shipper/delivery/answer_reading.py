@@ -117,8 +117,6 @@ class _Statements:
 
 
 class _Entry(NamedTuple):
-    """The result in an entry."""
-
     outcome: Outcome
     status: int = 0
     event: int | None = None  # index of the event; None = it identifies none of the batch
@@ -434,7 +432,6 @@ class _Reader:
     # Summary --------------------------------------------------------------------------------------------------------
 
     def results(self) -> Results:
-        """Summarise the answer."""
         if self._has_untrusted_index:
             self._discard_untrusted_indexes()
         self._retried.difference_update(self._rejected)

@@ -17,8 +17,6 @@ _CLOSED: Final = "the connection was closed"
 
 
 class Stage(Enum):
-    """The stage of a request."""
-
     CONNECT = "connect"
     HANDSHAKE = "handshake"
     TUNNEL = "tunnel"  # CONNECT to a proxy

@@ -86,7 +86,6 @@ def without_released(batch: Batch) -> Batch | None:
 
 
 def merge_batches(batches: Sequence[Batch]) -> Batch:
-    """Merge parts of one batch."""
     return replace(
         batches[0],
         body=BODY_HEAD + b",".join(batch.body[len(BODY_HEAD) : -len(BODY_TAIL)] for batch in batches) + BODY_TAIL,

@@ -23,10 +23,10 @@ from shipper.kafka.client import (
     topic_exception,
 )
 from shipper.kafka.stream import Headers, KafkaStream, Position, Session, explain, headers_of
-from shipper.model.records import Checkpoint, LedgerKey, Rejection
+from shipper.model.records import Checkpoint, LedgerKey, Rejection, consumer_id_of
 from shipper.state.affiliates import OTHER, are_identifiers
 from shipper.state.ledger import Columns, compress_columns, decode_columns, is_sparse, sum_checkpoints, unpack
-from shipper.state.letters import DeadLetter, consumer_id_of
+from shipper.state.letters import DeadLetter
 
 VERSION: Final = 1
 PART: Final = "part-"
@@ -281,7 +281,6 @@ def ledger_row(prefix: str, key: LedgerKey, counts: tuple[int, int]) -> Document
 def totals_row(
     prefix: str, totals: Mapping[str, int], *, topic: str, group: str, offset: int | None = None
 ) -> Document:
-    """Return the `TotalsRow` of a session."""
     row = TotalsRow(**totals, topic=topic, group=group, version=VERSION, offset=offset)
     return Document(f"{prefix}/{TOTALS}", msgspec.json.encode(row))
 
@@ -304,31 +303,27 @@ def parse_row(document: Document) -> Row | None:
         return None
 
 
-class LedgerOffsets(NamedTuple):
+def ledger_offsets(settings: KafkaSettings) -> tuple[dict[tuple[str, int], int], set[str]]:
     """
-    What the group has settled according to its ledger, which does not expire, unlike committed offsets.
+    Read what the group has settled from its ledger, which does not expire, unlike committed offsets.
 
-    Attributes:
-        settled: Offsets by topic id and partition number.
-        topics: Names of all topics that the group has begun to read; one may have been recreated since.
+    Returns:
+        Offsets by topic id and partition number, and the names of all topics that the group has begun to read, of which
+        one may have been recreated since.
+    Raises:
+        KafkaException, TimeoutError: As for `read_table`.
     """
-
-    settled: dict[tuple[str, int], int]
-    topics: set[str]
-
-
-def ledger_offsets(settings: KafkaSettings) -> LedgerOffsets:
-    """Read the settled offsets of the group from its ledger; errors as for `read_table`."""
-    found = LedgerOffsets({}, set())
+    settled: dict[tuple[str, int], int] = {}
+    topics: set[str] = set()
     for document in read_table(settings, settings.ledger):
         # Most documents are counts by key, and expensive to parse.
         row = parse_row(document) if document.key.endswith(f"/{TOTALS}") else None
         if row and row.totals and row.totals.group == settings.group_id and row.totals.offset is not None:
             topic_id, _, partition = row.partition.rpartition("/")
             key = topic_id, int(partition)
-            found.settled[key] = max(row.totals.offset, found.settled.get(key, 0))
-            found.topics.add(row.totals.topic)
-    return found
+            settled[key] = max(row.totals.offset, settled.get(key, 0))
+            topics.add(row.totals.topic)
+    return settled, topics
 
 
 # Topics ---------------------------------------------------------------------------------------------------------------

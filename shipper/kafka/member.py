@@ -189,7 +189,6 @@ class Member:
             self._consumer.close()
 
     def backlog(self) -> Backlog:
-        """Return the state of this member."""
         streams, is_paused = tuple(self.assignment.streams.values()), self.assignment.is_paused
         return Backlog(group=self.status.state(streams, is_paused=is_paused))
 

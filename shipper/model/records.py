@@ -9,6 +9,7 @@ its records is accepted, in the dead letters, or a duplicate.
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from itertools import chain
 from pathlib import PurePath
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from msgspec import Struct
+from msgspec import MsgspecError, Struct
 from msgspec.json import Decoder
 
 from shipper.model.framing import LINES, Framing
@@ -302,6 +303,26 @@ _decode_event_id: Final = Decoder(_EventIdOnly).decode
 def event_id_of(line: bytes) -> str:
     """Return the EventId of an event in the wire form."""
     return _decode_event_id(line).EventId
+
+
+class _Consumer(Struct):
+    ConsumerID: int | str | None = None
+
+
+_decode_consumer: Final = Decoder(_Consumer).decode
+_CONSUMER_ID: Final = re.compile(rb'"ConsumerID"\s*+:\s*+"?\s*+(\d{1,40}+)(?![\w.])')
+
+
+def consumer_id_of(record: bytes) -> str:
+    """Return a record's ConsumerID, or the only one in a malformed record; empty if there is none, or several."""
+    try:
+        consumer_id = _decode_consumer(record).ConsumerID
+    except (MsgspecError, UnicodeDecodeError, RecursionError):
+        consumer_id = None
+    if consumer_id is not None and re.fullmatch(r"[0-9]{1,40}", str(consumer_id)):
+        return str(int(consumer_id))
+    found = {int(digits) for digits in _CONSUMER_ID.findall(record)}
+    return str(found.pop()) if len(found) == 1 else ""
 
 
 class EncodedChunk(Struct, frozen=True, eq=False, kw_only=True):

@@ -164,7 +164,6 @@ class _Control:
         self._commands = {"retry": self._retry, "replay": self._replay, "erase": self._erase}
 
     async def serve(self, listener: SocketListener) -> None:
-        """Serve clients until cancelled."""
         async with listener, anyio.create_task_group() as clients:
             while True:
                 try:

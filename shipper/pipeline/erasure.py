@@ -22,12 +22,10 @@ from shipper.config.settings import Settings
 from shipper.model.errors import StateError
 from shipper.model.framing import LINES, Framing, csv_rows
 from shipper.model.records import Chunk, Stream
-from shipper.sources.content import Content
 from shipper.sources.segments import open_segment, segments_in
 from shipper.state.letters import Letters, whole_number
 from shipper.state.store import Store
 
-_SEARCHED_BYTES: Final = 1 << 20
 _DIGITS_MAX: Final = 40
 
 
@@ -131,14 +129,10 @@ class Erasure:
                         data.spooled.append(SpooledRecord(path, start, end))
                     elif consumer_id == "" and self._number.search(raw):
                         data.doubtful.append(_describe_position(path, start))
-                if chunk.is_oversized and self._contains_number(reader.content, chunk):
-                    data.doubtful.append(_describe_position(path, chunk.start_offset))
-
-    def _contains_number(self, content: Content, chunk: Chunk) -> bool:
-        return any(
-            self._number.search(content.pread(min(_SEARCHED_BYTES, chunk.end_offset - start), start))
-            for start in range(chunk.start_offset, chunk.end_offset, _SEARCHED_BYTES - _DIGITS_MAX)
-        )
+                if chunk.is_oversized:  # by a lower limit than that of the process that wrote it
+                    line = reader.content.pread(chunk.end_offset - chunk.start_offset, chunk.start_offset)
+                    if self._number.search(line):
+                        data.doubtful.append(_describe_position(path, chunk.start_offset))
 
 
 def _describe_position(path: Path, offset: int) -> str:

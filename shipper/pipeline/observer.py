@@ -80,7 +80,6 @@ class Observer:
         return live
 
     def end(self, outcome: str) -> Live:
-        """Take and publish the last snapshot."""
         live = self.update(outcome)
         if left_out := take_left_out():
             log.info("lines_left_out", **left_out)

@@ -143,7 +143,6 @@ class Pipeline:
 
     @property
     def totals(self) -> Totals:
-        """Counts of the records so far."""
         return self.settlement.acks.totals
 
     @property

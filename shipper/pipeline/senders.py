@@ -71,7 +71,6 @@ class SenderPool:
     async def run(
         self, batches_rx: MemoryObjectReceiveStream[Batch], settled_tx: MemoryObjectSendStream[BatchResult]
     ) -> None:
-        """Deliver batches until they end."""
         async with anyio.create_task_group() as side:
             side.start_soon(self._refresh_credentials)
             side.start_soon(self._tick)

@@ -216,7 +216,6 @@ class Settlement:
                 self.settle_all(settled_rx)
 
     def settle_all(self, settled_rx: MemoryObjectReceiveStream[BatchResult]) -> None:
-        """Settle all queued reports."""
         with suppress(anyio.WouldBlock, anyio.EndOfStream):
             while True:
                 self.settle(settled_rx.receive_nowait())
@@ -554,7 +553,6 @@ class Acks:
         return spans
 
     def accept(self, batch: Batch) -> None:
-        """Settle accepted events."""
         events = batch.events
         for span, ordinals in batch.parts:
             if span.stream.is_released:

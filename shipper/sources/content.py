@@ -22,9 +22,7 @@ Compression = Literal["", "gzip", "zstd", "bzip2", "xz"]
 _HEAD_BYTES: Final = 1024  # of the content, kept permanently; and of the raw bytes, to detect that they were replaced
 _LOOKBACK_BYTES: Final = 1024  # kept before the offset of the last read: a reader compares the last bytes it saw
 _STEP_BYTES: Final = 1 << 20  # maximum output of one decompression call
-_READ_BYTES_MIN: Final = (
-    1 << 12
-)  # of the first read of a member; small, as a flushed log may consist of very many small members
+_READ_BYTES_MIN: Final = 1 << 12  # of the first read of a member, as a flushed log may have very many small members
 _READ_BYTES_MAX: Final = 1 << 18
 _STEP_OUTPUT_BYTES: Final = 1 << 14  # output bytes that count as one more step
 _DEEP_BYTES: Final = 6 << 20  # decompressed bytes of a member after which its window may be large
@@ -148,8 +146,6 @@ def _gzip_header_bytes(data: bytes) -> int | None:
 
 
 class _Library(NamedTuple):
-    """The library for one compression."""
-
     open: Callable[[], _Decompressor]  # for one member
     error: type[Exception]  # raised for broken data
     # Returns the bytes to skip at the start of a member; None if it needs more data.

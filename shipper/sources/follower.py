@@ -25,10 +25,10 @@ from shipper.sources.discovery import (
     signature_of,
     unescaped,
 )
-from shipper.sources.identity import StreamIndex, UndecidedError, folders_of, not_regular, set_path
+from shipper.sources.identity import StreamIndex, UndecidedError, folders_of, not_regular, set_path, status_at
 from shipper.sources.open_files import OpenFile, OpenFiles
 from shipper.sources.reader import StreamReader
-from shipper.sources.register import StreamRegister, forget_oldest_lost, mark_gone, report_unreachable
+from shipper.sources.register import StreamRegister, forget_oldest_lost, report_unreachable, save_changes
 from shipper.sources.siblings import Siblings, looks_like_generation, sibling_of
 from shipper.system.work import WorkItem, at_work, step
 
@@ -159,7 +159,7 @@ class Follower:
             for stream in unmatched
             if not (stream.file_id in present or self.files.at(stream.file_id))
             and (self.patterns.matching(stream.path) is None or self.patterns.is_excluded(stream.path))
-            and _is_at(Path(stream.path), stream.file_id)
+            and status_at(stream.path, stream.file_id)
         ]
         self._scanned_at = self._found_at
         self.backlog = self._backlog(found, present)
@@ -200,7 +200,7 @@ class Follower:
         """Close the files that are still at their paths but no longer match a pattern."""
         for file in self.files:
             reader, stream = file.reader, file.reader.stream
-            if file.file_id in present or stream.is_rotated or not _is_at(reader.path, file.file_id):
+            if file.file_id in present or stream.is_rotated or not status_at(reader.path, file.file_id):
                 continue
             log.info("source_dropped", path=shown(reader.path), offset=reader.offset)
             if file.new_since is not None:
@@ -272,8 +272,7 @@ class Follower:
             if stream.size != file.saved_size and not stream.is_settled:
                 self._index.save_later(stream)
             file.saved_size = stream.size
-        if streams := self._index.take_unsaved():
-            self._register.note(streams, self._wall_time())
+        save_changes(self._register, self._index, self._wall_time())
 
     def _identify(self, unknown: list[FoundFile], present: set[FileId], now: float) -> None:
         """Identify unknown files: new ones, and streams with another path or inode."""
@@ -312,7 +311,7 @@ class Follower:
         if found.file_id not in self._closed and self._is_settled_and_quiet(stream, found):
             self._closed[found.file_id] = seen
         if self._closed.get(found.file_id) == seen:
-            if stream.path != found.name and not _is_at(Path(stream.path), found.file_id):
+            if stream.path != found.name and not status_at(stream.path, found.file_id):
                 set_path(stream, found.name)
                 self._index.save_later(stream)
             self._complete(stream, is_matched=True)
@@ -333,7 +332,7 @@ class Follower:
 
     def _update_name(self, file: OpenFile, found: FoundFile) -> None:
         reader = file.reader
-        if found.name != file.name and not _is_at(reader.path, found.file_id):
+        if found.name != file.name and not status_at(reader.path, found.file_id):
             log.info("source_renamed", path=shown(found.path), formerly=shown(reader.path))
             file.name = found.name
             reader.path = found.path
@@ -371,7 +370,8 @@ class Follower:
             Whether the next check should follow at once, as files were opened and others still wait.
         """
         self._has_closed |= self.files.close_unusable()
-        self.files.check_all(now)
+        for file in self.files:
+            self.files.check(file, now)
         waiting = len(self._waiting)
         if not waiting:
             return False
@@ -564,7 +564,7 @@ class Follower:
     def _complete_settled(self, stream: Stream) -> Outcome:
         outcome = self._completion.complete(stream)
         if outcome == "completed":
-            mark_gone(self._register, [stream], self._wall_time())
+            self._index.mark_gone([stream])
         return outcome
 
     # Lost streams -----------------------------------------------------------------------------------------------------
@@ -590,8 +590,7 @@ class Follower:
         self._search_until = {
             stream.stream_id: until for stream in lost if (until := self._search_until[stream.stream_id]) > now
         }
-        gone = [stream for stream in self._index.lost() if stream.stream_id not in self._search_until]
-        mark_gone(self._register, gone, self._wall_time())
+        self._index.mark_gone(stream for stream in self._index.lost() if stream.stream_id not in self._search_until)
         if not self._search_until:
             self._unrelated.clear()
 
@@ -636,11 +635,3 @@ class Follower:
         if reader is not None:
             self._follow(reader, now)
         return reader is not None
-
-
-def _is_at(path: Path, file_id: FileId) -> bool:
-    """Return whether a path still leads to a file: a hard link is not a rename."""
-    try:
-        return file_id_of(path.stat()) == file_id
-    except OSError:
-        return False

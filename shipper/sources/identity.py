@@ -153,7 +153,9 @@ class StreamIndex:
         missing = [
             stream
             for stream_id, stream in self._streams.items()
-            if stream_id not in open_ids and stream.file_id not in present and not _is_at_its_path(stream)
+            if stream_id not in open_ids
+            and stream.file_id not in present
+            and status_at(stream.path, stream.file_id) is None
         ]
         # A renamed file is not lost: its inode is better evidence than its bytes.
         renamed = self.find_renamed(missing)
@@ -212,23 +214,22 @@ class StreamIndex:
         Args:
             is_generation: Returns whether rotation may have given a followed file this path.
         """
-        present = set(present)
-        unmatched = [stream for stream in self._streams.values() if stream.file_id not in present]
-        rotated = [stream for stream in unmatched if stream.is_rotated or is_generation(stream.path)]
-        return [
-            stream for stream in rotated if (status := _status_at_path(stream)) and self.needs_reading(stream, status)
-        ]
+        others = self._unmatched(present)
+        return self._unread([stream for stream in others if stream.is_rotated or is_generation(stream.path)])
 
     def unmatched(self, present: Iterable[FileId]) -> list[Stream]:
         """Return the streams that are not settled as far as known, whose files exist but match no pattern."""
+        others = self._unmatched(present)
+        return self._unread([stream for stream in others if stream.compression or not stream.is_settled])
+
+    def _unmatched(self, present: Iterable[FileId]) -> list[Stream]:
         present = set(present)
-        others = [stream for stream in self._streams.values() if stream.file_id not in present]
-        behind = [stream for stream in others if stream.compression or not stream.is_settled]
-        return [
-            stream
-            for stream in behind
-            if (status := _status_at_path(stream)) and (not stream.is_settled or self.has_changed(stream, status))
-        ]
+        return [stream for stream in self._streams.values() if stream.file_id not in present]
+
+    def _unread(self, streams: Iterable[Stream]) -> list[Stream]:
+        """Return the streams whose files exist and must be read."""
+        statuses = ((stream, status_at(stream.path, stream.file_id)) for stream in streams)
+        return [stream for stream, status in statuses if status and self.needs_reading(stream, status)]
 
     def take_displaced(self) -> list[Stream]:
         """Return the streams whose files were truncated or whose inodes were reused, each once."""
@@ -240,8 +241,14 @@ class StreamIndex:
         self._unsaved[stream.stream_id] = stream
 
     def take_unsaved(self) -> list[Stream]:
-        unsaved, self._unsaved = self._unsaved, {}
-        return list(unsaved.values())
+        return [self._unsaved.pop(stream_id) for stream_id in list(self._unsaved)]
+
+    def mark_gone(self, streams: Iterable[Stream]) -> None:
+        """Note that inputs were not found again, so that nothing keeps waiting for them."""
+        for stream in streams:
+            if not stream.is_gone:
+                stream.is_gone = True
+                self.save_later(stream)
 
     def drop(self, stream: Stream) -> None:
         """Forget a stream that was not read, or that is permanently lost."""
@@ -398,7 +405,7 @@ class StreamIndex:
         stream = self.at(file_id_of(content.status()))
         if stream is None:
             return None
-        is_renamed = stream.path != str(path) and not _is_at_its_path(stream)
+        is_renamed = stream.path != str(path) and status_at(stream.path, stream.file_id) is None
         if compare(content, stream) != "same" or self._may_be_another(content, stream, is_renamed=is_renamed):
             report = log.info if stream.is_settled else log.warning  # either the inode was reused, or data is lost
             report("source_replaced", path=shown(path), checkpoint=stream.checkpoint, size=content.size())
@@ -603,15 +610,11 @@ def _may_be_original(stream: Stream, copy: Content, known: Stream, *, default: b
         return default
 
 
-def _status_at_path(stream: Stream) -> os.stat_result | None:
-    """Return the status of a stream's file if it is still at its last known path, or None."""
+def status_at(path: str | Path, file_id: FileId) -> os.stat_result | None:
+    """Return the status of a file if a path still leads to it, or None; a hard link is not a rename."""
     step()
     try:
-        status = os.stat(stream.path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return None
-    return status if file_id_of(status) == stream.file_id else None
-
-
-def _is_at_its_path(stream: Stream) -> bool:
-    return _status_at_path(stream) is not None
+    return status if file_id_of(status) == file_id else None

@@ -39,7 +39,6 @@ class JoinedSource:
         return all(source.is_exhausted for source in self._sources)
 
     async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
-        """Send the chunks of all sources until each has ended."""
         async with anyio.create_task_group() as tasks:
             for source in self._sources:
                 tasks.start_soon(source.run, chunks_tx)
@@ -51,7 +50,6 @@ class JoinedSource:
             await source.after_save(())
 
     def backlog(self) -> Backlog:
-        """Return the sum of the backlogs."""
         backlogs = [source.backlog() for source in self._sources]
         totals = [backlog.total_bytes for backlog in backlogs if backlog.total_bytes is not None]
         return Backlog(

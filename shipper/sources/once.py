@@ -20,7 +20,7 @@ from shipper.sources.completion import KEEP, Completion
 from shipper.sources.discovery import FileId, file_id_of
 from shipper.sources.identity import StreamIndex
 from shipper.sources.reader import TURN_STEPS, Turns
-from shipper.sources.register import StreamRegister, forget_oldest_lost, mark_gone, report_unreachable
+from shipper.sources.register import StreamRegister, forget_oldest_lost, report_unreachable, save_changes
 
 log = structlog.get_logger("sources")
 
@@ -86,7 +86,6 @@ class FilesOnce:
                 yield path, path.stat()
 
     async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
-        """Send the chunks of all files, one file after the other."""
         try:
             await self._turns.call(self._identify)
             while (chunks := await self._turns.call(self._read_next)) is not None:
@@ -121,15 +120,14 @@ class FilesOnce:
                 await run_sync(self._complete, settled)
 
     def _complete(self, settled: list[Stream]) -> None:
-        completed = []
         for stream in settled:
             outcome = self._completion.complete(stream)
             if outcome in {"completed", "done"}:
                 self._uncompleted.remove(stream)
             if outcome == "completed":
-                completed.append(stream)
+                self._index.mark_gone([stream])
         with suppress(StateError):  # the next run notices that they are gone
-            mark_gone(self._register, completed, self._wall_time())
+            save_changes(self._register, self._index, self._wall_time())
 
     def _identify(self) -> None:
         """Find lost streams before reading a file that may be one of them."""
@@ -159,7 +157,6 @@ class FilesOnce:
         Lost streams that a rotated file such as NAME.1 beside them may continue do not count as gone.
         """
         names: dict[str, list[str]] = {}
-        gone = []
         for stream in self._index.lost():
             folder, name = os.path.split(stream.path)
             if folder not in names:
@@ -168,11 +165,9 @@ class FilesOnce:
                     names[folder] = sorted(os.listdir(folder or "."))
             position = bisect(names[folder], name)
             if position == len(names[folder]) or not names[folder][position].startswith(name):
-                gone.append(stream)
+                self._index.mark_gone([stream])
         with suppress(StateError):  # the next run tries again
-            if moved := self._index.take_unsaved():
-                self._register.note(moved, self._wall_time())
-            mark_gone(self._register, gone, self._wall_time())
+            save_changes(self._register, self._index, self._wall_time())
 
     # Reading ----------------------------------------------------------------------------------------------------------
 

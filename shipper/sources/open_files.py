@@ -32,15 +32,12 @@ _LATER_S: Final = 10.0  # minimum time to read an archive beyond its beginning b
 # Of an archive: growing; quiet, but another member may follow; rotated, so nothing will follow. A plain file is open,
 # or quiet after a rotation, as its writer may still have it open.
 Ending = Literal["open", "quiet", "final"]
-_Stage = Literal[
-    "start", "slow start", "later"
-]  # of an archive: at its beginning, still there after some turns, beyond
+# Of an archive: at its beginning, still there after some turns, beyond.
+_Stage = Literal["start", "slow start", "later"]
 
 
 @dataclass(eq=False)
 class OpenFile:
-    """A followed file."""
-
     reader: StreamReader
     file_id: FileId
     name: str  # where it was last found
@@ -51,9 +48,8 @@ class OpenFile:
     new_since: float | None = None  # since when it is undecided whether it is a copy of another input; None = decided
     compared: dict[int, int] = field(default_factory=dict)  # as for `StreamIndex.has_settled_copy`
     saved_size: int = 0
-    unchanged_at: float | None = (
-        None  # the last scan, seconds since the epoch, without data after the end that was read
-    )
+    # The last scan, seconds since the epoch, without data after the end that was read.
+    unchanged_at: float | None = None
     unfinished_turns: int = 0  # consecutive ones, of an archive
     error: str = ""  # of the last attempt to read it
 
@@ -237,13 +233,8 @@ class OpenFiles:
                 self.wake(file)
         return all(file is not None and file.new_since is None for file in touched)
 
-    def check_all(self, now: float) -> None:
-        """Schedule all files that have changed, whether or not a change was reported."""
-        for file in self._files.values():
-            self.check(file, now)
-
     def check(self, file: OpenFile, now: float) -> None:
-        """Schedule a file if it has changed."""
+        """Schedule a file if it has changed, whether or not a change was reported."""
         with at_work(WorkItem("open", file.name, file.reader.stream.key)):
             if file.new_since is None and (
                 file.has_changed(file.reader.content.status()) or self._ending(file, now) != file.ending

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
+
+from anyio.to_thread import run_sync
 
 from shipper.model.errors import SourceError
 from shipper.model.framing import (
@@ -36,11 +40,8 @@ from shipper.system.work import step
 
 if TYPE_CHECKING:
     from shipper.config.settings import Settings
-import threading
-from collections.abc import Callable
-from typing import TypeVar
 
-from anyio.to_thread import run_sync
+T = TypeVar("T")
 
 READ_BYTES: Final = 1 << 20
 HEAD_BYTES: Final = 1024
@@ -48,6 +49,7 @@ TURN_BYTES: Final = 1 << 24  # to search for the end of a line or of NULs in one
 _COLUMNS_MAX: Final = 1000  # of CSV
 _HEADER_BYTES_MAX: Final = 1 << 16
 TURN_STEPS: Final = 4096  # decompression steps in one turn, 64 MiB; limits very many empty members
+_LIMIT_S: Final = 5.0
 
 
 class InputForm(NamedTuple):
@@ -404,9 +406,8 @@ class StreamReader:
         if rows.repeated:
             first, second = rows.repeated
             name = rows.names[first - 1]
-            shown = (
-                f" ({name})" if name.casefold() in self._form.columns else ""
-            )  # other names may be values of records
+            # Other names may be values of records.
+            shown = f" ({name})" if name.casefold() in self._form.columns else ""
             raise SourceError(
                 f"{self.path}: the columns {first} and {second} of the header have the same name{shown}; "
                 "rename or remove one of them"
@@ -488,11 +489,6 @@ class StreamReader:
             self.stream.head = Head(min(len(head), end), digest(head[:end]))
 
 
-T = TypeVar("T")
-
-_LIMIT_S: Final = 5.0
-
-
 class Turns:
     """Makes one call at a time in a thread; a cancelled call is abandoned, as a read may never return."""
 
@@ -500,7 +496,6 @@ class Turns:
         self._lock = threading.Lock()
 
     async def call(self, function: Callable[..., T], *arguments: object) -> T:
-        """Call a function in a thread."""
         return await run_sync(self._call, function, arguments, abandon_on_cancel=True)
 
     def _call(self, function: Callable[..., T], arguments: tuple[object, ...]) -> T:

@@ -38,17 +38,15 @@ def report_unreachable(register: StreamRegister, lost: Iterable[Stream], now_s: 
     return sum(count for _, count in noted)
 
 
-def mark_gone(register: StreamRegister, lost: Iterable[Stream], now_s: float) -> None:
-    """Save that inputs were not found again, so that nothing keeps waiting for them."""
-    gone = [stream for stream in lost if not stream.is_gone]
-    for stream in gone:
-        stream.is_gone = True
+def save_changes(register: StreamRegister, index: StreamIndex, now_s: float) -> None:
+    """Save the streams that have changed, apart from their checkpoints; after an error, the next call tries again."""
+    changed = index.take_unsaved()
     try:
-        if gone:
-            register.note(gone, now_s)
-    except StateError:  # the disk is full; the next scan saves it
-        for stream in gone:
-            stream.is_gone = False
+        if changed:
+            register.note(changed, now_s)
+    except StateError:
+        for stream in changed:
+            index.save_later(stream)
         raise
 
 

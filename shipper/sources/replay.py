@@ -67,7 +67,6 @@ class Replay:
         return Backlog()
 
     async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
-        """Send the letters."""
         chunks = self.chunks()
         try:
             while (chunk := await run_sync(next, chunks, None)) is not None:

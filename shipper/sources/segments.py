@@ -219,9 +219,8 @@ class Segments:
         if not self.header:
             return data.rfind(b"\n", 0, left) + 1 or data.find(b"\n") + 1
         rows_end = len(data) - self._open_bytes
-        return (
-            max(0, rows_end) if segment.size + rows_end > len(self.header) else 0
-        )  # a segment must not consist of the header only
+        has_rows = segment.size + rows_end > len(self.header)  # a segment must not consist of the header only
+        return max(0, rows_end) if has_rows else 0
 
     def _create(self) -> tuple[int, Segment]:
         """Create the file of a segment, or use the spare one."""
@@ -341,7 +340,6 @@ def _new_file(path: Path) -> int:
 
 
 def open_segment(path: Path, stream: Stream, *, max_record_bytes: int) -> StreamReader:
-    """Open a segment for reading."""
     content = Content(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     return StreamReader(content, stream, path, max_record_bytes=max_record_bytes, form=form_of(path))
 

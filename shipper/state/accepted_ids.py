@@ -51,8 +51,6 @@ class AcceptedIds:
         self._directory = directory / "accepted_ids"
         self._size = size
         self._file_bytes = _ID_BYTES * max(-(-size // _FILES), _FILE_IDS_MIN)
-        self._descriptor: int | None = None
-        self._number = 0  # of the open file
         self._may_have_orphans = self._may_have_gaps = True
 
     def append(self, ids: bytes, now_s: float) -> None:
@@ -63,15 +61,13 @@ class AcceptedIds:
             return
         try:
             self._give_up_lost()
-            row = self._db.execute("SELECT number, bytes FROM accepted_ids ORDER BY number DESC LIMIT 1").fetchone()
-            number, start = row if row and row[1] < self._file_bytes and self._open(*row) else self._create(now_s)
-            assert self._descriptor is not None
-            written = 0
-            while written < len(ids):
-                written += os.pwrite(self._descriptor, ids[written:], start + written)
-            _to_disk(self._descriptor)
+            number, start = self._newest() or self._create(now_s)
+            with open(os.open(self._directory / str(number), os.O_RDWR | GUARDED), "r+b") as file:
+                file.seek(start)
+                file.write(ids)
+                file.flush()
+                _to_disk(file.fileno())
         except OSError as error:
-            self.close()
             raise StateUnwritableError(
                 f"{self._directory} cannot be written ({error}); nothing is lost: "
                 "unsaved records are sent again at the next start"
@@ -89,24 +85,21 @@ class AcceptedIds:
             self._db.execute("DELETE FROM accepted_ids WHERE bytes = 0")
             self._may_have_gaps = False
 
-    def _open(self, number: int, size: int) -> bool:
-        """Open a file unless it is open; return whether it exists and has its committed size."""
-        if self._descriptor is None or self._number != number:
-            self.close()
-            self._descriptor, self._number = _open(self._directory / str(number), os.O_RDWR), number
-        return self._descriptor is not None and os.fstat(self._descriptor).st_size >= size
+    def _newest(self) -> tuple[int, int] | None:
+        """Return the number and the committed length of the newest file if it can be continued."""
+        row = self._db.execute("SELECT number, bytes FROM accepted_ids ORDER BY number DESC LIMIT 1").fetchone()
+        is_usable = row and row[1] < self._file_bytes and _stored_bytes(self._directory, *row) == row[1]
+        return row if is_usable else None
 
     def _create(self, now_s: float) -> tuple[int, int]:
         """Create the next file, replacing one left by a failed transaction."""
-        self.close()
         number = self._db.execute("INSERT INTO accepted_ids (bytes, first_at) VALUES (0, ?)", (now_s,)).lastrowid
         assert number is not None
         self._directory.mkdir(mode=0o700, exist_ok=True)
         path = self._directory / str(number)
-        with suppress(FileNotFoundError):
-            path.unlink()
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | GUARDED, 0o600)
-        self._number, self._may_have_orphans = number, True
+        path.unlink(missing_ok=True)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | GUARDED, 0o600))
+        self._may_have_orphans = True
         for folder in (self._directory, self._directory.parent):  # so that a crash of the machine keeps the new file
             sync_directory(folder)
         return number, 0
@@ -121,11 +114,6 @@ class AcceptedIds:
             for name in os.listdir(self._directory):
                 if name.isdecimal() and name not in referenced:
                     os.unlink(self._directory / name)
-
-    def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
 
 
 # Deletes old files while the newer ones hold enough ids.
@@ -147,7 +135,7 @@ def read_accepted_ids(directory: Path, size: int) -> Iterator[bytes]:
     folder, lost = directory / "accepted_ids", 0
     for number, length in rows:
         start, skipped = min(skipped, length), max(0, skipped - length)
-        ids = _read(folder / str(number), start, length) if length > start else b""
+        ids = _read(folder, number, start, length)
         lost += length - start - len(ids)
         if ids:
             yield ids
@@ -178,26 +166,12 @@ def _stored_bytes(folder: Path, number: int, length: int) -> int:
     return min(length, status.st_size) // _ID_BYTES * _ID_BYTES if stat.S_ISREG(status.st_mode) else 0
 
 
-def _open(path: Path, flags: int) -> int | None:
-    """Open a regular file, or return None; do not follow links or wait for pipes."""
-    try:
-        descriptor = os.open(path, flags | GUARDED)
-    except OSError as error:
-        if isinstance(error, PermissionError):
-            raise
-        return None
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    return None
-
-
-def _read(path: Path, start: int, end: int) -> bytes:
+def _read(folder: Path, number: int, start: int, end: int) -> bytes:
+    path = folder / str(number)
     with translate_errors(path):
-        descriptor = _open(path, os.O_RDONLY)
-        if descriptor is None:
+        end = _stored_bytes(folder, number, end)
+        if end <= start:
             return b""
-        with open(descriptor, "rb") as file:
+        with open(os.open(path, os.O_RDONLY | GUARDED), "rb") as file:
             file.seek(start)
-            ids = file.read(end - start)
-    return ids[: len(ids) // _ID_BYTES * _ID_BYTES]
+            return file.read(end - start)

@@ -7,7 +7,6 @@ import sqlite3
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import msgspec
 from msgspec import Struct
 
 from shipper.model.records import DeliveryClass
@@ -178,29 +177,6 @@ def count_letters(directory: Path) -> int:
     """Read the number of dead letters in a state directory; errors as for `open_letters`."""
     with reading(directory) as db:
         return sum(letter_counts(db).values())
-
-
-# Consumers ------------------------------------------------------------------------------------------------------------
-
-
-class _Consumer(msgspec.Struct):
-    ConsumerID: int | str | None = None
-
-
-_decode_consumer: Final = msgspec.json.Decoder(_Consumer).decode
-_CONSUMER_ID: Final = re.compile(rb'"ConsumerID"\s*+:\s*+"?\s*+(\d{1,40}+)(?![\w.])')
-
-
-def consumer_id_of(raw: bytes) -> str:
-    """Return a record's ConsumerID, or the only one in a malformed record; empty if there is none, or several."""
-    try:
-        consumer_id = _decode_consumer(raw).ConsumerID
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        consumer_id = None
-    if consumer_id is not None and re.fullmatch(r"[0-9]{1,40}", str(consumer_id)):
-        return str(int(consumer_id))
-    found = {int(digits) for digits in _CONSUMER_ID.findall(raw)}
-    return str(found.pop()) if len(found) == 1 else ""
 
 
 def whole_number(digits: str) -> re.Pattern[bytes]:

@@ -19,12 +19,12 @@ from typing import Final, NamedTuple
 from msgspec.structs import asdict
 
 from shipper.model.errors import StateError, StateUnwritableError
-from shipper.model.records import Checkpoint, Rejection, ReplayStream, Totals
+from shipper.model.records import Checkpoint, Rejection, ReplayStream, Totals, consumer_id_of
 from shipper.state import ledger
 from shipper.state.accepted_ids import AcceptedIds, read_accepted_ids
 from shipper.state.affiliates import ERASED, affiliate_namer, ensure_key
 from shipper.state.directory import LIVE_FILE
-from shipper.state.letters import Letters, consumer_id_of
+from shipper.state.letters import Letters
 from shipper.state.schema import (
     LETTER_BYTES,
     LETTER_OVERHEAD_BYTES,
@@ -159,7 +159,6 @@ class Store:
         """Close the database unless a thread is stuck in a transaction, which then ends with the process."""
         if self._lock.acquire(blocking=False):
             try:
-                self._accepted.close()
                 self._db.close()
             finally:
                 self._lock.release()

@@ -37,8 +37,6 @@ _WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_TRUNC | GUARDED
 
 
 class WorkItem(Struct, eq=False):
-    """A unit of work."""
-
     stage: Stage
     path: str = ""  # a path or pattern, for messages
     source: str = ""  # key of the input, independent of its name; empty = none

@@ -27,7 +27,7 @@ from shipper.model import wire
 from shipper.model.errors import ShipperError
 from shipper.model.framing import LINES, BatchElements, CsvRows, Framing, sniff
 from shipper.model.printable import printable
-from shipper.model.records import Chunk, Stream
+from shipper.model.records import Chunk, Stream, consumer_id_of
 from shipper.report.checks import check_report
 from shipper.report.document import read_report
 from shipper.report.exports import to_csv
@@ -36,7 +36,6 @@ from shipper.report.rows import ReportVersion, source_table
 from shipper.sources.reader import InputForm
 from shipper.sources.siblings import looks_like_generation
 from shipper.sources.stdin import SpoolFramer
-from shipper.state.letters import consumer_id_of
 from shipper.system.addresses import host_of
 from tests.fuzz.engine import Target
 from tests.fuzz.mutation import mutator

@@ -18,7 +18,7 @@ import pytest
 from anyio.from_thread import BlockingPortal
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.documents import LedgerOffsets, Metadata, TotalsRow
+from shipper.kafka.documents import Metadata, TotalsRow
 from shipper.kafka.member import Member
 from shipper.kafka.store import TransactionStore
 from shipper.pipeline.pipeline import Pipeline
@@ -271,7 +271,7 @@ async def play(actions: list[tuple[Any, ...]]) -> Counter[str]:
         patch.setattr("shipper.kafka.member.Consumer", lambda _: TinyConsumer(broker))
         patch.setattr("shipper.kafka.member.AdminClient", lambda _: TinyAdmin(broker))
         patch.setattr("shipper.kafka.offsets.Consumer", lambda _: TinyQuery(broker))
-        patch.setattr("shipper.kafka.assignment.ledger_offsets", lambda _: LedgerOffsets({}, set()))
+        patch.setattr("shipper.kafka.assignment.ledger_offsets", lambda _: ({}, set()))
         patch.setattr("shipper.kafka.store.Producer", lambda _: TinyProducer(broker))
         patch.setattr("shipper.pipeline.senders.Endpoint", lambda *_, **__: world.service)
         await world.begin()

@@ -38,7 +38,7 @@ from shipper.delivery.waits import requested_wait_s
 from shipper.model.errors import ShipperError
 from shipper.model.framing import LINES, BatchElements, CsvRows, Framing, csv_rows, sniff
 from shipper.model.printable import printable, printable_json
-from shipper.model.records import Batch, EncodedChunk, Span, Stream
+from shipper.model.records import Batch, EncodedChunk, Span, Stream, consumer_id_of
 from shipper.model.wire import BODY_HEAD, BODY_TAIL
 from shipper.pipeline.batching import Batcher
 from shipper.report.document import read_report
@@ -51,7 +51,7 @@ from shipper.sources.segments import form_of
 from shipper.sources.siblings import looks_like_generation, sibling_of
 from shipper.sources.stdin import SpoolFramer
 from shipper.state.affiliates import affiliate_namer, are_identifiers
-from shipper.state.letters import consumer_id_of, whole_number
+from shipper.state.letters import whole_number
 from shipper.system.addresses import host_of
 from tests.cases import each
 from tests.unit.test_codec import chunk_of, pieces_of

@@ -8,9 +8,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from unittest.mock import Mock
 
 import pytest
 
+from shipper.model.errors import StateUnwritableError
 from shipper.sources.completion import Completion
 from shipper.sources.discovery import FoundFile
 from tests.e2e.files import compress
@@ -69,6 +71,18 @@ def test_a_file_renamed_since_the_last_look_is_not_reported_as_delivered(bench: 
     rename(path)
     assert bench.status(LATER).delivered_until != LATER
     assert bench.ship(3.0) == lines(10, 20)
+
+
+def test_a_new_name_that_could_not_be_saved_is_saved_by_the_next_scan(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    path = follow(bench, 10)
+    path.rename(path.with_name("b.log"))
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store.streams, "note", Mock(side_effect=StateUnwritableError("the disk is full")))
+        with pytest.raises(StateUnwritableError):
+            bench.look(10.0)
+    assert [Path(stream.path).name for stream in bench.store.streams.load("file")] == ["a.log"]
+    bench.look(11.0)
+    assert [Path(stream.path).name for stream in bench.store.streams.load("file")] == ["b.log"]
 
 
 @pytest.mark.parametrize("share", [3e-6, 0.5, 1.0], ids=["one byte", "half of it", "all but its last newline"])

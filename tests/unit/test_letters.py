@@ -16,10 +16,10 @@ from shipper.codec.codec import Codec
 from shipper.config.settings import RecordsSettings, load_settings
 from shipper.model.errors import StateError
 from shipper.model.framing import CsvRows
-from shipper.model.records import Checkpoint, Chunk, Rejection, ReplayStream, Stream
+from shipper.model.records import Checkpoint, Chunk, Rejection, ReplayStream, Stream, consumer_id_of
 from shipper.pipeline.erasure import Erasure
 from shipper.sources.replay import Replay
-from shipper.state.letters import EVERYTHING, Selection, consumer_id_of, open_letters
+from shipper.state.letters import EVERYTHING, Selection, open_letters
 from shipper.state.schema import LETTER_OVERHEAD_BYTES
 from shipper.state.store import Store
 from tests.cases import each

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from shipper.model.records import Checkpoint, Rejection, Stream
-from shipper.sources.register import mark_gone
 from shipper.state.store import Store
 from shipper.status.document import document
 from shipper.status.overview import InputFile, Overview, SpoolState, StreamState, read_overview
@@ -86,7 +85,10 @@ def test_a_missing_file_is_delivered_until_its_settled_until_while_it_is_searche
         return {each.stream_id: each.delivered_until for each in overview(tmp_path).streams}
 
     assert by_id() == {1: 4.0, 2: 3.0}
-    mark_gone(store.streams, store.streams.load("file"), 5.0)
+    streams = store.streams.load("file")
+    for stream in streams:
+        stream.is_gone = True
+    store.streams.note(streams, 5.0)
     assert by_id() == {1: AT, 2: 3.0}
 
 
