@@ -221,6 +221,7 @@ class Gate:
         self.reason = self.problem = ""
         self.failing_since: float | None = None
         self.in_flight = 0
+        self.acceptances = 0  # of batches or parts
         self.shut_at = -math.inf
         self.probe_at = -math.inf
 
@@ -367,6 +368,7 @@ class Gate:
 
     def note_accepted(self, admission: Admission) -> None:
         """Record that the service accepted a batch, or a part of it."""
+        self.acceptances += 1
         self._refusals = 0
         self._may_fail_fast = False
         self._setup_fails_since = None

@@ -111,13 +111,15 @@ class OutgoingBatch(Struct, eq=False):
     batch: Batch
     attempts: int = 0  # number of times its events were sent
     is_ambiguous: bool = False  # the service may have accepted it in an attempt without a clear answer
+    accepted_before: int = 0  # batches accepted before it was first sent, or split; of a single event, before it failed
+    failures: int = 0  # since it was split
     sibling: OutgoingBatch | None = None  # the other half of a refused batch; suspect if this one is accepted
     is_suspect: bool = False  # known to contain a bad record; split it before sending
     is_refused: bool = False  # a single record, which has become a dead letter
     is_uncompressed: bool = False  # sent uncompressed, because the service may have refused the compression
 
     def split(self, batches: Sequence[Batch]) -> list[OutgoingBatch]:
-        return [OutgoingBatch(batch, self.attempts, self.is_ambiguous) for batch in batches]
+        return [OutgoingBatch(batch, self.attempts, self.is_ambiguous, self.accepted_before) for batch in batches]
 
     def halve(self, *, is_refused: bool) -> list[OutgoingBatch]:
         """Split in the middle; `is_refused` = one of the halves contains a bad record."""
@@ -132,4 +134,5 @@ def merge_outgoing(unsettled: Sequence[OutgoingBatch]) -> OutgoingBatch:
         merge_batches([outgoing.batch for outgoing in unsettled]),
         max(outgoing.attempts for outgoing in unsettled),
         any(outgoing.is_ambiguous for outgoing in unsettled),
+        max(outgoing.accepted_before for outgoing in unsettled),
     )

@@ -43,6 +43,7 @@ _RESENT_EVENTS: Final = 400_000
 _PROVEN_AFTER: Final = 100  # acceptances until a larger size is tried again
 _PROVEN_MAX: Final = 10_000
 _MERGED_AFTER: Final = 3  # after so many refused records of a batch, stop merging its parts
+_BLAMED_AFTER: Final = 8  # attempts after which a batch is split if it fails while others are accepted
 # Upper bounds of the latency histogram, seconds; longer latencies have a bucket of their own.
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _SKEW_INTERVAL_S: Final = 10.0
@@ -148,7 +149,7 @@ class Sender:
                     await self.endpoint.aclose()
 
     async def _deliver(self, batch: Batch) -> None:
-        queue = deque([OutgoingBatch(batch)])
+        queue = deque([OutgoingBatch(batch, accepted_before=self._gate.acceptances)])
         refused = 0
         while queue:
             outgoing = queue.popleft()
@@ -156,9 +157,9 @@ class Sender:
             if outgoing.batch.events > 1 and (outgoing.is_suspect or is_too_large):
                 queue.extendleft(reversed(outgoing.halve(is_refused=outgoing.is_suspect)))
                 continue
-            left = await self._send(outgoing)
+            left = await self._send(outgoing, has_others=bool(queue))
             if left == [outgoing]:
-                queue.append(outgoing)  # refused, but perhaps not because of its records: send the others first
+                queue.append(outgoing)  # perhaps not because of its records: send the others first
             else:
                 queue.extendleft(reversed(left))
             refused += outgoing.is_refused
@@ -166,19 +167,20 @@ class Sender:
                 queue = deque([merge_outgoing(queue)])  # usually it was the only bad record
         self._shared.counts.batches += outgoing.attempts > 0
 
-    async def _send(self, outgoing: OutgoingBatch) -> list[OutgoingBatch]:
+    async def _send(self, outgoing: OutgoingBatch, *, has_others: bool) -> list[OutgoingBatch]:
         """
         Send a batch until the service accepts or refuses its events.
 
         Between attempts, wait for the time that the service asks for, a backoff, or the gate. The number of attempts is
         unlimited; the gate ends the run if necessary.
 
+        Args:
+            has_others: Other parts of the same batch wait.
         Returns:
             The parts that must still be sent; all other events are settled, or went to another process.
         """
-        gate, attempt = self._gate, 0
+        gate = self._gate
         while True:
-            attempt += 1
             admission = await gate.enter(outgoing.batch.events)
             try:
                 if not self._drop_released(outgoing):
@@ -190,16 +192,40 @@ class Sender:
             result = self._conclude(outgoing, verdict, admission)
             if not isinstance(result, Verdict):
                 return result
-            wait_s = 0.0 if gate.reason else max(gate.backoff_s(attempt), result.retry_after_s or 0.0)
+            outgoing.failures += 1
+            is_blamed = self._is_blamed(outgoing, result)
+            wait_s = 0.0 if gate.reason else max(gate.backoff_s(outgoing.failures), result.retry_after_s or 0.0)
             self._shared.counts.by_cause[result.reason] += 1
             (log.debug if gate.reason else log.info)(  # a pause has been logged by the gate
                 "retry_scheduled",
                 reason=result.reason,
                 message=result.message,
-                attempt=attempt,
+                attempt=outgoing.failures,
                 wait_seconds=round(max(wait_s, gate.wait_s), 3),
             )
             await gate.sleep(wait_s)
+            if is_blamed and outgoing.batch.events > 1:
+                return outgoing.halve(is_refused=False)
+            if has_others and outgoing.attempts >= _BLAMED_AFTER:
+                return [outgoing]
+
+    def _is_blamed(self, outgoing: OutgoingBatch, verdict: Verdict) -> bool:
+        """Return whether a batch, or its size, seems to be why it keeps failing; name a single record in the log."""
+        accepted, is_single = self._gate.acceptances, outgoing.batch.events == 1
+        are_others_accepted = accepted > outgoing.accepted_before
+        is_blamed = verdict.action is Action.RETRY and outgoing.attempts >= _BLAMED_AFTER and are_others_accepted
+        if is_blamed or is_single:
+            outgoing.accepted_before = accepted
+        if is_blamed and is_single:
+            span, (ordinal,) = outgoing.batch.parts[0]
+            assert span.chunk is not None
+            log.warning(
+                "record_keeps_failing",
+                message=f"{verdict.message}, but others are accepted",
+                path=span.stream.shown_path,
+                **span.stream.position_fields(span.chunk.start_offset + span.bounds_of(ordinal)[0]),
+            )
+        return is_blamed
 
     def _drop_released(self, outgoing: OutgoingBatch) -> bool:
         """Drop events that went to another process while they waited; return whether any are left to send."""

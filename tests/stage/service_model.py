@@ -19,7 +19,7 @@ from shipper.delivery.credentials import Authorization, ClockSkew
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.gate import Gate
 from shipper.delivery.sender import DeliveryCounts, Sender, SharedState
-from shipper.model.records import Batch, BatchResult, Refusal, Span, Stream
+from shipper.model.records import Batch, BatchResult, Chunk, Refusal, Span, Stream
 from shipper.model.wire import BODY_HEAD, BODY_TAIL
 from tests.fakes import OK, FixedCredentials, answer
 from tests.stage.loops import in_virtual_time
@@ -37,13 +37,16 @@ def batch_of(numbers: Iterable[int], *, number: int = 1, events_before: int = 0,
     lines = [
         b'{"EventId":"%b","ConsumerID":%d,"x":"%b"}' % (event_id(n).encode(), n + 1, b"x" * padding) for n in numbers
     ]
+    stream, data = Stream(stream_id=1, kind="file", path="x"), b"\n".join([*lines, b""])
     span = Span(
-        stream=Stream(stream_id=1, kind="file", path="x"),
+        stream=stream,
         start_offset=0,
         end_offset=1,
         tail=b"",
         read=len(lines),
         unsettled=len(lines),
+        chunk=Chunk(stream=stream, start_offset=0, end_offset=len(data), data=data),
+        stretches=[(0, len(data))],
     )
     body = BODY_HEAD + b",".join(lines) + BODY_TAIL
     parts = [(span, range(len(lines)))]

@@ -158,11 +158,22 @@ def test_a_request_in_flight_is_awaited_before_giving_up():
     assert len(service.stored) == 90
 
 
-def test_a_failing_batch_does_not_stop_the_others_and_the_patience_starts_with_the_last_acceptance():
-    service = ServiceModel(lambda request: answer(500) if 3 in request.numbers else None)
-    delivery = given_up(service, numbered(300), senders=2, give_up_after_s=900).delivery
-    assert len(delivery.settled) == 2990
+@each("count", [3, 300])
+def test_a_record_that_always_fails_stops_no_other_and_the_patience_starts_with_the_last_acceptance(count: int):
+    service = ServiceModel(lambda request: answer(500) if {3, 17} & set(request.numbers) else None)
+    with capture_logs() as logs:
+        delivery = given_up(service, numbered(count), senders=3, give_up_after_s=900).delivery
+    assert sorted(delivery.settled) == sorted({*range(10 * count)} - {3, 17})
     assert not delivery.refused
+    offsets = {entry["offset"] for entry in logs if entry["event"] == "record_keeps_failing"}
+    assert offsets == {3 * 73, 7 * 74}, "the events before it in its chunk, with their newlines"
+
+
+def test_an_outage_splits_a_batch_at_most_once():
+    service = ServiceModel(lambda request: answer(503) if 0.5 < request.at < 3_000 else None, latency_s=0.1)
+    service.latency_of = lambda request: 0.1 if request.sender else 1.0
+    run(lambda: Delivery(service, senders=4), numbered(100))
+    assert {len(request.numbers) for request in service.requests} == {5, 10}
 
 
 SET_UP_FAULTS = [
