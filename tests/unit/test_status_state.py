@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from shipper.model.records import Checkpoint, Rejection, Stream
+from shipper.sources.discovery import FoundFile
 from shipper.sources.register import mark_gone
 from shipper.state.store import Store
 from shipper.status.document import document
-from shipper.status.overview import InputFile, Overview, SpoolState, StreamState, read_overview
+from shipper.status.overview import Overview, SpoolState, StreamState, read_overview
 from shipper.status.snapshot import Snapshot
 
 AT = 1000.0
@@ -44,7 +45,7 @@ def known(store: Store, path: Path, settled: int, *, stream_id: int = 1, until: 
 
 
 def overview(directory: Path, *present: Path) -> Overview:
-    looked = [InputFile(str(path), path.stat().st_dev, path.stat().st_ino, path.stat().st_size) for path in present]
+    looked = [FoundFile(str(path), path.stat(), "") for path in present]
     return read_overview(directory, AT, looked)
 
 
