@@ -553,7 +553,7 @@ def test_text_from_outside_is_not_interpreted_as_markup(text: str, show: Show):
                 "newest_dead_letters": [letter | {"delivery": text, "message": text, "last_at": NOW}],
                 "unreachable": [{"stream_id": 1, "path": text, "bytes": 1, "noticed_at": NOW}],
             },
-            "report": {"fetched_at": NOW, "account": text, "start": text, "end": text},
+            "report": {"fetched_at": NOW, "account": text, "days": text},
             "headline": {"state": "warn", "title": text, "detail": text, "sub": text},
             "summary": {"notices": [text], "options": text, "expiring": [text]},
         },
