@@ -38,8 +38,6 @@ _After = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class _EventQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    """The query parameters of `events`."""
-
     limit: _Limit = PAGE
     after: _After = 0
     day: Annotated[str, Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}\Z")] | None = None
@@ -61,8 +59,6 @@ class _EventQuery(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _RequestQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    """The query parameters of `requests`."""
-
     limit: _Limit = PAGE
     after: _After = 0
     operation: Operation | None = None

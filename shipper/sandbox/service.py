@@ -116,11 +116,9 @@ class Service:
         }
 
     def restate(self, start: date, end: date) -> None:
-        """Restate the figures of some days, both ends included."""
         self.restated.update(start + timedelta(days=day) for day in range((end - start).days + 1))
 
     async def intake(self, request: Request, entry: RequestEntry) -> Response:
-        """Accept a batch: `POST` of `wire.INTAKE_PATH`."""
         body = self.gateway.refusal(request.headers) or await self.gateway.read_body(request)
         if isinstance(body, Refusal):
             return refusal_response(body)
@@ -162,7 +160,6 @@ class Service:
         return json_response({**added._asdict(), "rejected": batch.rejected}, status)
 
     async def token(self, request: Request, _: RequestEntry) -> Response:
-        """Grant an access token: `POST` of `TOKEN_PATH`."""
         body = await bounded_body(request, _FORM_BYTES_MAX)
         if body is None:
             return refusal_response(Refusal(413, f"The form is too large. The limit is {_FORM_BYTES_MAX} bytes."))
@@ -173,7 +170,6 @@ class Service:
         return response
 
     async def report(self, request: Request, _: RequestEntry) -> Response:
-        """Return the daily report: `GET` of `wire.REPORT_PATH`."""
         period = self.gateway.refusal(request.headers) or self._period(request)
         if isinstance(period, Refusal):
             return refusal_response(period)
@@ -214,7 +210,6 @@ def day(text: str) -> date | None:
 
 
 def _results(batch: Intake) -> list[dict[str, object]]:
-    """Return a status for each event, in request order."""
     results: list[dict[str, object]] = [
         {"index": index, "EventId": event.EventId, "status": 202} for index, (event, _) in batch.accepted.items()
     ]

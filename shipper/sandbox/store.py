@@ -87,13 +87,11 @@ class EventStore:
         self.close()
 
     def close(self) -> None:
-        """Close the file; idempotent."""
         if self._log is not None:
             self._log.close()
 
     @property
     def stored(self) -> int:
-        """Number of distinct EventIds."""
         return len(self._events)
 
     def add(self, events: Collection[tuple[ActivityEvent, Raw]]) -> Added:
@@ -106,11 +104,9 @@ class EventStore:
             return self._keep(events)
 
     def holds(self, event_id: str) -> bool:
-        """Return whether an EventId has been received."""
         return event_id in self._events
 
     def get(self, event_id: str) -> StoredEvent | None:
-        """Return an event by its EventId."""
         return self._events.get(event_id)
 
     def page(
@@ -127,7 +123,6 @@ class EventStore:
         return Page(events, None)
 
     def event_ids(self) -> list[str]:
-        """Return the stored EventIds in order of arrival."""
         with self._lock:
             return list(self._events)
 
@@ -141,7 +136,6 @@ class EventStore:
             ]
 
     def reset(self) -> None:
-        """Delete all events."""
         with self._lock:
             if self._log is not None:
                 with self._log:

@@ -115,7 +115,6 @@ def describe_delivered(snapshot: Snapshot) -> str:
 
 
 def describe_outcome(live: Live) -> str:
-    """Describe how a process ended."""
     text = _OUTCOMES.get(live.outcome, "").rstrip(".")
     return live.outcome.replace("_", " ") + (f": {text[:1].lower()}{text[1:]}" if text else "")
 
