@@ -31,7 +31,7 @@ class Headline(Struct, frozen=True, kw_only=True):
     The state in a sentence.
 
     Attributes:
-        state: Selects a colour and a shape on the page.
+        state: Selects a colour and a mark on the page.
         title: Names the state; rarely changes.
         until: A time to insert into the title, before its last ` is `; seconds since the epoch.
         detail: Continues the title, with numbers.

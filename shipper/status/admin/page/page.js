@@ -66,23 +66,10 @@ function showHeadline({ state, title, until = "", detail = "", sub = "", causes 
   fill("detail", detail);
   fill("pauses", ...causes);
   fill("sub", sub);
-  const sign = getComputedStyle(document.body).backgroundColor;
-  fill("icon", ...shape(state, sign));
+  fill("icon", MARKS[state]);
   const name = visible(live.state_directory).split("/").filter(Boolean).pop() ?? "";
   const tabTitle = `${MARKS[state]} ${title} \u2013 ${[...new Set(["shipper", name])].join(" ").trim()}`;
   if (document.title !== tabTitle) document.title = tabTitle;
-  const colour = getComputedStyle(document.getElementById("icon")).color;
-  const icon = svg("svg", { viewBox: "0 0 24 24", fill: colour }, ...shape(state, sign));
-  const address = `data:image/svg+xml,${encodeURIComponent(new XMLSerializer().serializeToString(icon))}`;
-  const favicon = document.getElementById("favicon");
-  if (favicon.href !== address) favicon.href = address;
-}
-
-function shape(state, colour) {
-  const [outline, sign] = SHAPES[state];
-  const line = { d: sign, fill: "none", stroke: colour, "stroke-width": 2.2 };
-  const round = { "stroke-linecap": "round", "stroke-linejoin": "round" };
-  return [svg("path", { d: outline }), svg("path", { ...line, ...round })];
 }
 
 function sections(live, state, report, summary, isOpenLine, now) {
