@@ -234,7 +234,6 @@ class StatusServer:
     Attributes:
         document: The answer of `/status`; `live.at` advances with each answer, as in a live process.
         is_away: Whether to close the connections of the page's polls without an answer.
-        is_stuck: Whether `live.at` stands still.
         refusal: Text of an answer 500 to `/status`; empty = none.
         asked: The requested paths, in order.
     """
@@ -243,7 +242,6 @@ class StatusServer:
         self.document = document
         self.history = list(history)
         self.is_away = False
-        self.is_stuck = False
         self.refusal = ""
         self.asked: list[str] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
@@ -265,7 +263,7 @@ class StatusServer:
 
     def _status(self) -> Any:
         live = self.document.get("live")
-        if self.is_stuck or not isinstance(live, dict) or not isinstance(live.get("at"), float):
+        if not isinstance(live, dict) or not isinstance(live.get("at"), float):
             return self.document
         return self.document | {"live": live | {"at": live["at"] + len(self.asked) / 1000}}
 

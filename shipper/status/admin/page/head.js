@@ -3,7 +3,6 @@
 // does not answer.
 
 const MARKS = { good: "\u2713", busy: "\u2192", warn: "!", bad: "\u2715", paused: "\u2016", off: "\u25a0", away: "?" };
-const LOOP_LIMIT_SECONDS = 30;
 
 const spaced = (name) => visible(name).replaceAll("_", " ");
 
@@ -24,11 +23,6 @@ function noAnswer(last, live, since) {
 
 function errorAnswer(message) {
   return { state: "warn", title: "The process answers, but has no figures", sub: `Its answer: ${message}` };
-}
-
-function noNewFigures(since) {
-  const sub = "The process answers, but its figures do not change: its event loop or the machine is blocked.";
-  return { state: "warn", title: "No new figures", detail: ` since ${clock(since, Date.now() / 1000)}`, sub };
 }
 
 /** Show which shipper this is, as a machine may run several. */

@@ -3,7 +3,7 @@
 const POLL_MS = 2000;
 const ANSWER_LIMIT_MS = 10000;
 
-const latest = { status: null, headline: null, answeredAt: 0, at: null, changedAt: 0 };
+const latest = { status: null, headline: null, answeredAt: 0 };
 let timer;
 let isPolling = false;
 
@@ -35,9 +35,6 @@ function receive(status, history) {
   latest.status = fields(status);
   latest.answeredAt = Date.now() / 1000;
   addSamples(history, fields(latest.status.live).at);
-  const at = endOfAxis(samples, fields(latest.status.live).at);
-  if (at !== latest.at) latest.changedAt = latest.answeredAt;
-  latest.at = at;
 }
 
 function show(isAnswered, problem) {
@@ -46,12 +43,11 @@ function show(isAnswered, problem) {
   );
   const now = isTime(live.at) ? live.at : latest.answeredAt;
   if (isAnswered) latest.headline = { ...headline(served), causes: pausePanels(live, now) };
-  const isBlocked = live.phase !== "stopped" && latest.answeredAt - latest.changedAt > LOOP_LIMIT_SECONDS;
   document.getElementById("main").hidden = latest.status === null;
-  document.documentElement.classList.toggle("stale", !isAnswered || isBlocked);
+  document.documentElement.classList.toggle("stale", !isAnswered);
   if (problem instanceof AnswerError) showHeadline(errorAnswer(problem.message), live);
   else if (!isAnswered) showHeadline(noAnswer(latest.headline, live, latest.answeredAt), live);
-  else showHeadline(isBlocked ? noNewFigures(latest.changedAt) : latest.headline, live);
+  else showHeadline(latest.headline, live);
   if (isAnswered) sections(live, state, report, summary, served.is_open_line === true, now);
   document.documentElement.dataset.shown = String(Number(document.documentElement.dataset.shown ?? 0) + 1);
 }
