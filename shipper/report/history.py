@@ -293,15 +293,7 @@ class History:
     def _insert(self, version: Version, body: bytes) -> int:
         cursor = self._db.execute(
             f"INSERT INTO versions ({_COLUMNS}, body) VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                *_key(version.part),
-                version.check_sum,
-                version.content_hash,
-                version.first_fetched_at,
-                version.last_fetched_at,
-                version.fetches,
-                zlib.compress(body),
-            ),
+            (*list(msgspec.to_builtins(version).values())[1:], zlib.compress(body)),  # without the number
         )
         assert cursor.lastrowid is not None
         return cursor.lastrowid
