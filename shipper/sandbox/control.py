@@ -144,8 +144,8 @@ class Control:
     async def events(self, request: Request) -> Response:
         """List stored events: limit, after, day, brand, marketing_source, times_received (minimum)."""
         query = _query(request, _EventQuery)
-        page = self._service.store.page(after=query.after, limit=query.limit, is_wanted=query.fits)
-        return json_response({"events": list(map(_shown, page.events)), "next": page.next})
+        events, after = self._service.store.page(after=query.after, limit=query.limit, is_wanted=query.fits)
+        return json_response({"events": list(map(_shown, events)), "next": after})
 
     async def event(self, request: Request) -> Response:
         """Return an event and how often its EventId was received."""

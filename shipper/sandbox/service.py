@@ -23,7 +23,7 @@ from shipper.sandbox.gateway import Gateway, Refusal, bounded_body, json_respons
 from shipper.sandbox.intake import REPEATED, Intake, read_batch
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.report import build_report
-from shipper.sandbox.store import Added, EventStore
+from shipper.sandbox.store import EventStore
 from shipper.sandbox.tokens import TokenIssuer
 
 _REQUESTS_KEPT: Final = 10_000
@@ -148,16 +148,16 @@ class Service:
         if batch.rejected and (self.options.rejection == "whole" or shape in {"empty", "no-content"}):
             # The client has to find the invalid events itself.
             return refusal_response(Refusal(400, "The batch was refused: it contains an invalid event."))
-        added = self.store.add(batch.accepted.values())
-        if self.options.repeats == "accept":
-            added = Added(len(batch.accepted), 0)
-        entry.accepted, entry.duplicates = added
+        new = self.store.add(batch.accepted.values())
+        entry.accepted = len(batch.accepted) if self.options.repeats == "accept" else new
+        entry.duplicates = len(batch.accepted) - entry.accepted
         if shape == "per-event":
             return json_response({"results": _results(batch)}, 207)
         if shape in {"empty", "no-content"}:
             return Response(status_code=200 if shape == "empty" else 204)
         status = 201 if shape == "created" else 202
-        return json_response({**added._asdict(), "rejected": batch.rejected}, status)
+        counts = {"accepted": entry.accepted, "duplicates": entry.duplicates}
+        return json_response({**counts, "rejected": batch.rejected}, status)
 
     async def token(self, request: Request, _: RequestEntry) -> Response:
         body = await bounded_body(request, _FORM_BYTES_MAX)
