@@ -113,14 +113,11 @@ def ship(
         if read_before and newest_letter and not summary.message:
             counts = state.store.letters.count_by_stream(newest_letter)
             if letters := sum(counts.get(item.stream.stream_id, 0) for item in read_before):
-                summary = replace(summary, message=_letters_message(read_before, letters))
+                summary = replace(summary, message=_read_before_message(read_before, letters))
     if form == "json" or not has_logged_end(command, settings, summary):
         print_summary(summary, reasons, settings, form, topic)
         if read_before and not summary.message and not summary.read and form == "text":
-            subject = "it has" if len(read_before) == 1 else "they have"
-            is_rewritten = any(item.is_rewritten for item in read_before)
-            hint = f"; {_UNNOTICED}: to ship changed records, write them to another file" if is_rewritten else ""
-            say(f"{_read_before_message(read_before)}, and {subject} nothing new{hint}")
+            say(_read_before_message(read_before, 0))
     return summary.exit_code(is_one_shot=is_one_shot)
 
 
@@ -303,22 +300,15 @@ def summary_text(summary: Summary, reasons: dict[str, int], place: str) -> str:
     return "\n".join(lines)
 
 
-def _letters_message(files: Sequence[ReadBefore], letters: int) -> str:
-    possessive = "its" if len(files) == 1 else "their"
-    predicate, pronoun = ("is a dead letter", "it") if letters == 1 else ("are dead letters", "them")
-    message = (
-        f"{_read_before_message(files)}; {letters:,} of {possessive} records {predicate}; to send "
-        f"{pronoun} again: shipper dead-letters replay"
-    )
-    if any(file.is_rewritten for file in files):
-        message += (
-            f"; to correct records, edit what shipper dead-letters export writes, and backfill that, as {_UNNOTICED}"
+def _read_before_message(files: Sequence[ReadBefore], letters: int) -> str:
+    """Describe files that earlier runs read, and what to do about their dead letters and changes."""
+    names = printable(shown(files[0].path)) if len(files) == 1 else f"{len(files):,} files"
+    is_rewritten = any(file.is_rewritten for file in files)
+    if letters:
+        message = (
+            f"{names}: read before, with {several(letters, 'dead letter')}; to resend: shipper dead-letters replay"
         )
-    return message
-
-
-def _read_before_message(files: Sequence[ReadBefore]) -> str:
-    in_part = any(file.has_grown for file in files)
-    if len(files) == 1:
-        return f"{printable(shown(files[0].path))} was read {'in part' if in_part else 'to its end'} before"
-    return f"{len(files):,} files were read {'in part or ' if in_part else ''}to their ends before"
+        correct = f"; to correct records, edit what shipper dead-letters export writes, and backfill that; {_UNNOTICED}"
+        return message + (correct if is_rewritten else "")
+    hint = f"; {_UNNOTICED}: to ship changed records, write them to another file" if is_rewritten else ""
+    return f"{names}: read before, with nothing new since{hint}"
