@@ -44,16 +44,6 @@ Reload = tuple[Callable[[], Settings], Callable[[Settings], None]]
 _REDRAW_S: Final = 0.2
 _QUOTATION: Final = re.compile(r': "[^"]*"(?=\))')  # of the service; too long for a progress bar
 _UNNOTICED: Final = "changes that keep the length of a file are not noticed"
-_NOT_TWICE: Final = (
-    "Use another state.directory only for files that no other shipper reads; otherwise they are shipped twice"
-)
-# Advice by command if `shipper run` holds the state directory.
-_ADVICE_WHILE_RUNNING: Final = {
-    "run": "To read more files, extend input.include and reload: kill -HUP {}; or stop that shipper first. "
-    f"{_NOT_TWICE}",
-    "backfill": f"Move the files to where input.include matches them, or stop that shipper first. {_NOT_TWICE}",
-    "pipe": "Have the producer write to a file that input.include matches, or use another state.directory for the pipe",
-}
 
 
 def ship(
@@ -86,7 +76,7 @@ def ship(
     from shipper.sources.spool import Spool
 
     with (
-        _lock_state(command, settings) as state,
+        _lock_state(settings) as state,
         publishing(listen, state.directory, state.stuck, settings.admin) as publisher,
     ):
         newest_letter = state.store.letters.newest_id()
@@ -122,7 +112,7 @@ def ship(
 
 
 @contextmanager
-def _lock_state(command: str, settings: Settings) -> Iterator[OpenState]:
+def _lock_state(settings: Settings) -> Iterator[OpenState]:
     """Lock and open the state directory; if `shipper run` holds it, raise `StateInUseError` with specific advice."""
     from shipper.pipeline.opening import open_state
     from shipper.state.directory import lock_holder
@@ -134,16 +124,13 @@ def _lock_state(command: str, settings: Settings) -> Iterator[OpenState]:
             yield state
     except StateInUseError:
         live = read_live(directory)
-        if (
-            live is None
-            or live.command != "run"
-            or live.process_id != lock_holder(directory)
-            or command not in _ADVICE_WHILE_RUNNING
-        ):
+        if live is None or live.command != "run" or live.process_id != lock_holder(directory):
             raise
         raise StateInUseError(
             f"{directory} is in use by another shipper (process {live.process_id}): `shipper run`, which ships the "
-            f"files of its input.include. {_ADVICE_WHILE_RUNNING[command].format(live.process_id)}"
+            "files of its input.include. To ship others, extend input.include and reload it "
+            f"(kill -HUP {live.process_id}), or stop it first. Use another state.directory only for a pipe, or for "
+            "files that no other shipper reads; otherwise they are shipped twice"
         ) from None
 
 
