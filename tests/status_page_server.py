@@ -13,12 +13,16 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import date
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
 import msgspec
+from msgspec import to_builtins
 from msgspec.structs import replace
 
+from shipper.report.formatting import format_days
+from shipper.report.history import LatestFetch
 from shipper.status.admin.page import render
 from shipper.status.document import document as make_document
 from shipper.status.live import ChartPoint, Live, PastPause, Pause
@@ -59,7 +63,8 @@ STREAMS = [
 ]
 STATE = Overview(at=NOW, read=98_765_432, accepted=98_700_000, dead_lettered=432, duplicates=65_000, streams=STREAMS)
 NOTHING = {"read": 0, "accepted": 0, "dead_lettered": 0, "duplicates": 0, "streams": []}
-REPORT = {"fetched_at": NOW - 3 * 3600, "account": 1001, "start": "2026-09-01", "end": "2026-09-20"}
+DAYS = date(2026, 9, 1), date(2026, 9, 20)
+REPORT = to_builtins(LatestFetch(NOW - 3 * 3600, 1001, *DAYS, format_days(*DAYS)))
 
 
 def document(live: Live = HEALTHY, **state: Any) -> dict[str, Any]:
@@ -229,7 +234,6 @@ class StatusServer:
     Attributes:
         document: The answer of `/status`; `live.at` advances with each answer, as in a live process.
         is_away: Whether to close the connections of the page's polls without an answer.
-        is_stuck: Whether `live.at` stands still.
         refusal: Text of an answer 500 to `/status`; empty = none.
         asked: The requested paths, in order.
     """
@@ -238,7 +242,6 @@ class StatusServer:
         self.document = document
         self.history = list(history)
         self.is_away = False
-        self.is_stuck = False
         self.refusal = ""
         self.asked: list[str] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
@@ -260,7 +263,7 @@ class StatusServer:
 
     def _status(self) -> Any:
         live = self.document.get("live")
-        if self.is_stuck or not isinstance(live, dict) or not isinstance(live.get("at"), float):
+        if not isinstance(live, dict) or not isinstance(live.get("at"), float):
             return self.document
         return self.document | {"live": live | {"at": live["at"] + len(self.asked) / 1000}}
 

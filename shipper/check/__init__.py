@@ -10,8 +10,6 @@ Result = Literal["ok", "note", "fail"]  # `note`: not wrong, but worth knowing
 
 
 class Item(Struct, frozen=True):
-    """The result of a check."""
-
     result: Result
     name: str  # a setting, such as `intake.token`, or a step of a connection, such as `intake:tls`
     what: str  # for humans; never contains a secret

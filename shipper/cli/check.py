@@ -52,8 +52,6 @@ _COLOURS: Final = {"ok": "green", "note": "yellow", "fail": "bold red"}
 
 
 class CheckSelection(NamedTuple):
-    """The options that say what to check."""
-
     online: Annotated[bool, flag("Also test the connection to the service; sends no records.", "--online")] = False
     only: Annotated[
         Section | None, option("ENDPOINT", "Check only intake or only report; default: both, if configured.")

@@ -70,7 +70,6 @@ class SettingsOptions(NamedTuple):
     log_format: Annotated[str | None, _setting("FORMAT", "auto, json or console.")] = None
 
     def file(self) -> SettingsFile:
-        """Return the settings file that `entries` reads."""
         return SettingsFile(self.config, os.environ)
 
     def entries(self, flags: Mapping[str, object] = {}) -> dict[str, Entry]:

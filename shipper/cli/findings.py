@@ -292,7 +292,6 @@ class Validation:
         return f"{lead}:\n\n{lines}\n" if lines else ""
 
     def text(self) -> str:
-        """Return the findings as text."""
         findings = self.findings
         parts = [f"{several(findings.records, 'record')}: {findings.good:,} good"]
         if findings.duplicates:

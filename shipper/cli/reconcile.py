@@ -118,10 +118,15 @@ def reconcile(
     settings = readable_state(configured)  # of a group, a temporary copy, without reports
     check_installed(form)
     owners = _owners(settings, account)
-    _check_ledger(settings)
-    owners = owners._replace(affiliates=_by_ledger_name(owners.affiliates, settings.state.directory))
     # Read before the reports are fetched: they would lack records that are accepted meanwhile.
     pending_bytes = read_overview(settings.state.directory).total_lag_bytes
+    if not (settings.state.directory / "state.db").exists():  # a wrong directory would agree with every empty report
+        raise ConfigError(
+            f"{settings.state.directory} has no ledger: no shipper has used it yet, so there is nothing to compare; "
+            "use the state directory of the shipper that sends the records",
+            key="state.directory",
+        )
+    owners = owners._replace(affiliates=_by_ledger_name(owners.affiliates, settings.state.directory))
     rows = read_range(settings, span)
     complete_from = first_complete_day(settings, days)
     letters = read_dead_letters(settings, _MAY_HAVE_ARRIVED)
@@ -185,20 +190,6 @@ def _by_ledger_name(affiliates: Mapping[str, int], directory: Path) -> dict[str,
 
     name = affiliate_namer(read_or_generate_key(directory))
     return {name(affiliate): owner for affiliate, owner in affiliates.items()}
-
-
-def _check_ledger(settings: Settings) -> None:
-    """Raise ConfigError if the directory has no state: a wrong directory would agree with every empty report."""
-    from shipper.state.schema import open_for_reading
-
-    directory = settings.state.directory
-    open_for_reading(directory).close()
-    if not (directory / "state.db").exists():
-        raise ConfigError(
-            f"{directory} has no ledger: no shipper has used it yet, so there is nothing to compare; "
-            "use the state directory of the shipper that sends the records",
-            key="state.directory",
-        )
 
 
 def _not_compared(outcome: Outcome[Period], complete_from: date | None) -> list[Excluded]:

@@ -44,16 +44,6 @@ Reload = tuple[Callable[[], Settings], Callable[[Settings], None]]
 _REDRAW_S: Final = 0.2
 _QUOTATION: Final = re.compile(r': "[^"]*"(?=\))')  # of the service; too long for a progress bar
 _UNNOTICED: Final = "changes that keep the length of a file are not noticed"
-_NOT_TWICE: Final = (
-    "Use another state.directory only for files that no other shipper reads; otherwise they are shipped twice"
-)
-# Advice by command if `shipper run` holds the state directory.
-_ADVICE_WHILE_RUNNING: Final = {
-    "run": "To read more files, extend input.include and reload: kill -HUP {}; or stop that shipper first. "
-    f"{_NOT_TWICE}",
-    "backfill": f"Move the files to where input.include matches them, or stop that shipper first. {_NOT_TWICE}",
-    "pipe": "Have the producer write to a file that input.include matches, or use another state.directory for the pipe",
-}
 
 
 def ship(
@@ -86,7 +76,7 @@ def ship(
     from shipper.sources.spool import Spool
 
     with (
-        _lock_state(command, settings) as state,
+        _lock_state(settings) as state,
         publishing(listen, state.directory, state.stuck, settings.admin) as publisher,
     ):
         newest_letter = state.store.letters.newest_id()
@@ -113,19 +103,16 @@ def ship(
         if read_before and newest_letter and not summary.message:
             counts = state.store.letters.count_by_stream(newest_letter)
             if letters := sum(counts.get(item.stream.stream_id, 0) for item in read_before):
-                summary = replace(summary, message=_letters_message(read_before, letters))
+                summary = replace(summary, message=_read_before_message(read_before, letters))
     if form == "json" or not has_logged_end(command, settings, summary):
         print_summary(summary, reasons, settings, form, topic)
         if read_before and not summary.message and not summary.read and form == "text":
-            subject = "it has" if len(read_before) == 1 else "they have"
-            is_rewritten = any(item.is_rewritten for item in read_before)
-            hint = f"; {_UNNOTICED}: to ship changed records, write them to another file" if is_rewritten else ""
-            say(f"{_read_before_message(read_before)}, and {subject} nothing new{hint}")
+            say(_read_before_message(read_before, 0))
     return summary.exit_code(is_one_shot=is_one_shot)
 
 
 @contextmanager
-def _lock_state(command: str, settings: Settings) -> Iterator[OpenState]:
+def _lock_state(settings: Settings) -> Iterator[OpenState]:
     """Lock and open the state directory; if `shipper run` holds it, raise `StateInUseError` with specific advice."""
     from shipper.pipeline.opening import open_state
     from shipper.state.directory import lock_holder
@@ -137,16 +124,13 @@ def _lock_state(command: str, settings: Settings) -> Iterator[OpenState]:
             yield state
     except StateInUseError:
         live = read_live(directory)
-        if (
-            live is None
-            or live.command != "run"
-            or live.process_id != lock_holder(directory)
-            or command not in _ADVICE_WHILE_RUNNING
-        ):
+        if live is None or live.command != "run" or live.process_id != lock_holder(directory):
             raise
         raise StateInUseError(
             f"{directory} is in use by another shipper (process {live.process_id}): `shipper run`, which ships the "
-            f"files of its input.include. {_ADVICE_WHILE_RUNNING[command].format(live.process_id)}"
+            "files of its input.include. To ship others, extend input.include and reload it "
+            f"(kill -HUP {live.process_id}), or stop it first. Use another state.directory only for a pipe, or for "
+            "files that no other shipper reads; otherwise they are shipped twice"
         ) from None
 
 
@@ -303,22 +287,15 @@ def summary_text(summary: Summary, reasons: dict[str, int], place: str) -> str:
     return "\n".join(lines)
 
 
-def _letters_message(files: Sequence[ReadBefore], letters: int) -> str:
-    possessive = "its" if len(files) == 1 else "their"
-    predicate, pronoun = ("is a dead letter", "it") if letters == 1 else ("are dead letters", "them")
-    message = (
-        f"{_read_before_message(files)}; {letters:,} of {possessive} records {predicate}; to send "
-        f"{pronoun} again: shipper dead-letters replay"
-    )
-    if any(file.is_rewritten for file in files):
-        message += (
-            f"; to correct records, edit what shipper dead-letters export writes, and backfill that, as {_UNNOTICED}"
+def _read_before_message(files: Sequence[ReadBefore], letters: int) -> str:
+    """Describe files that earlier runs read, and what to do about their dead letters and changes."""
+    names = printable(shown(files[0].path)) if len(files) == 1 else f"{len(files):,} files"
+    is_rewritten = any(file.is_rewritten for file in files)
+    if letters:
+        message = (
+            f"{names}: read before, with {several(letters, 'dead letter')}; to resend: shipper dead-letters replay"
         )
-    return message
-
-
-def _read_before_message(files: Sequence[ReadBefore]) -> str:
-    in_part = any(file.has_grown for file in files)
-    if len(files) == 1:
-        return f"{printable(shown(files[0].path))} was read {'in part' if in_part else 'to its end'} before"
-    return f"{len(files):,} files were read {'in part or ' if in_part else ''}to their ends before"
+        correct = f"; to correct records, edit what shipper dead-letters export writes, and backfill that; {_UNNOTICED}"
+        return message + (correct if is_rewritten else "")
+    hint = f"; {_UNNOTICED}: to ship changed records, write them to another file" if is_rewritten else ""
+    return f"{names}: read before, with nothing new since{hint}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from calendar import monthrange
+from calendar import month_abbr, month_name, monthrange
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Final
@@ -14,10 +14,6 @@ from shipper.report.currencies import currency_code
 from shipper.report.metrics import Metric
 
 SEVERAL_CURRENCIES: Final = "The periods have different currencies, so amounts are not added up."
-_MONTHS: Final = (
-    *("January", "February", "March", "April", "May", "June"),
-    *("July", "August", "September", "October", "November", "December"),
-)
 _DASH: Final = "\N{EN DASH}"
 _DAYS: Final = re.compile(r"(?<![\w-])(\d{4}-\d\d-\d\d)(?: to (\d{4}-\d\d-\d\d))?(?![\w-])", re.ASCII)
 _ENDS_OF_DAY: Final = (time(0, 0, 0), time(23, 59, 59))
@@ -81,7 +77,8 @@ def short_period(stated: wire.ReportingPeriod) -> str:
 
 def format_days(first: date, last: date, *, is_short: bool = False) -> str:
     """Format a range of days: `1 January 2026`, `1-9 January 2026`, `January 2026`."""
-    start_month, end_month = (_MONTHS[day.month - 1][: 3 if is_short else None] for day in (first, last))
+    names = month_abbr if is_short else month_name
+    start_month, end_month = names[first.month], names[last.month]
     if is_whole_month(first, last):
         return f"{end_month} {last.year}"
     end = f"{last.day} {end_month}" if is_short else f"{last.day} {end_month} {last.year}"
@@ -114,7 +111,7 @@ def moment(text: str | None) -> str:
         return clean(text)
     if when.utcoffset() != timedelta(0):
         return clean(text)
-    return f"{when.day} {_MONTHS[when.month - 1]} {when.year}, {when:%H:%M} UTC"
+    return f"{when.day} {month_name[when.month]} {when.year}, {when:%H:%M} UTC"
 
 
 def days_of(stated: wire.ReportingPeriod) -> tuple[date, date] | None:

@@ -27,6 +27,7 @@ from shipper.model.errors import StateError
 from shipper.report.changes import Change, diff, is_restated
 from shipper.report.content import content_hash
 from shipper.report.document import FetchedReport, read_report
+from shipper.report.formatting import format_days
 from shipper.report.ranges import DateRange, Part
 from shipper.state import sqlite
 from shipper.state.directory import make_private
@@ -111,12 +112,13 @@ class Comparison(NamedTuple):
 
 
 class LatestFetch(Struct, frozen=True):
-    """The last fetch of a report: time in seconds since the epoch, account and days."""
+    """The last fetch of a report: time in seconds since the epoch, account and days, also for people."""
 
     fetched_at: float
     account: int
     start: date
     end: date
+    days: str
 
 
 class History:
@@ -291,15 +293,7 @@ class History:
     def _insert(self, version: Version, body: bytes) -> int:
         cursor = self._db.execute(
             f"INSERT INTO versions ({_COLUMNS}, body) VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                *_key(version.part),
-                version.check_sum,
-                version.content_hash,
-                version.first_fetched_at,
-                version.last_fetched_at,
-                version.fetches,
-                zlib.compress(body),
-            ),
+            (*list(msgspec.to_builtins(version).values())[1:], zlib.compress(body)),  # without the number
         )
         assert cursor.lastrowid is not None
         return cursor.lastrowid
@@ -340,7 +334,10 @@ def latest_fetch(directory: Path) -> LatestFetch | None:
                 "SELECT last_fetched_at, account, first_day, last_day FROM versions "
                 "ORDER BY last_fetched_at DESC LIMIT 1"
             ).fetchone()
-    return LatestFetch(row[0], row[1], date.fromisoformat(row[2]), date.fromisoformat(row[3])) if row else None
+    if row is None:
+        return None
+    first, last = date.fromisoformat(row[2]), date.fromisoformat(row[3])
+    return LatestFetch(row[0], row[1], first, last, format_days(first, last))
 
 
 def _translate_errors(path: Path) -> AbstractContextManager[None]:

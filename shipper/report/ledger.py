@@ -9,13 +9,11 @@ from contextlib import closing
 from datetime import date
 from typing import Any, Final, Literal, NamedTuple
 
-import msgspec
-
-from shipper.codec.documents import SourceMapping, read_rows
+from shipper.codec.documents import SourceMapping, read_document
 from shipper.codec.normalize import normalizers
 from shipper.config.mapping import FIELDS
 from shipper.config.settings import RecordsSettings, Settings
-from shipper.model.framing import csv_rows
+from shipper.model.framing import LINES, csv_rows
 from shipper.model.records import LedgerKey
 from shipper.report.days import Days
 from shipper.report.ranges import DAY, DateRange
@@ -85,29 +83,15 @@ def count_dead_letters(
     counts: Counter[LedgerKey] = Counter()
     unattributed = 0
     for content in contents:
-        document = _document(content, csv_delimiter)
-        key = None
-        if document is not None:
-            fields = dict(zip(FIELDS, mapping.columns([document]), strict=True))
-            key = _key(name_affiliate, *(normalize[name](fields[name])[0] for name in _NEEDED))
+        framing = csv_rows(content.header, is_whole=True, delimiter=csv_delimiter) if content.header else None
+        document = read_document(content.raw, framing or LINES)
+        fields = dict(zip(FIELDS, mapping.columns([document]), strict=True))
+        key = _key(name_affiliate, *(normalize[name](fields[name])[0] for name in _NEEDED)) if document else None
         if key is None:
             unattributed += 1
         else:
             counts[key] += 1
     return DeadLetterCounts(counts, unattributed)
-
-
-def _document(content: Content, csv_delimiter: str) -> Mapping[str, Any] | None:
-    """Parse the record of a letter; return None if it is malformed or only its position is known."""
-    if content.header and content.raw:
-        framing = csv_rows(content.header, is_whole=True, delimiter=csv_delimiter)
-        documents = read_rows([content.raw], framing)[0] if framing else None
-        return documents[0] if documents else None
-    try:
-        document = msgspec.json.decode(content.raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return document if isinstance(document, dict) else None
 
 
 def _key(name_affiliate: NameAffiliate, timestamp: Any, brand_id: Any, tag: Any, affiliate_id: Any) -> LedgerKey | None:

@@ -132,7 +132,6 @@ def plus(one: Decimal, other: Decimal | int) -> Decimal:
 
 
 def minus(one: Decimal, other: Decimal | int) -> Decimal:
-    """Subtract exactly."""
     return _EXACT.subtract(one, other)
 
 

@@ -36,8 +36,6 @@ _CONTROLS_ADVICE: Final = "the sandbox's controls can only be used from this mac
 
 
 def create_app(service: Service, control: Control) -> ASGIApp:
-    """Create the application."""
-
     async def not_found(request: Request, _: Exception) -> Response:
         entry = service.note("", request)
         entry.status = NOT_FOUND.status

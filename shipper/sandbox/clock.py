@@ -27,7 +27,6 @@ class CallWindow:
         self.reset()
 
     def reset(self) -> None:
-        """Forget every call."""
         self._end = float("-inf")
         self._calls = 0
 

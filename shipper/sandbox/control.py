@@ -38,8 +38,6 @@ _After = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class _EventQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    """The query parameters of `events`."""
-
     limit: _Limit = PAGE
     after: _After = 0
     day: Annotated[str, Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}\Z")] | None = None
@@ -61,8 +59,6 @@ class _EventQuery(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _RequestQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    """The query parameters of `requests`."""
-
     limit: _Limit = PAGE
     after: _After = 0
     operation: Operation | None = None
@@ -148,8 +144,8 @@ class Control:
     async def events(self, request: Request) -> Response:
         """List stored events: limit, after, day, brand, marketing_source, times_received (minimum)."""
         query = _query(request, _EventQuery)
-        page = self._service.store.page(after=query.after, limit=query.limit, is_wanted=query.fits)
-        return json_response({"events": list(map(_shown, page.events)), "next": page.next})
+        events, after = self._service.store.page(after=query.after, limit=query.limit, is_wanted=query.fits)
+        return json_response({"events": list(map(_shown, events)), "next": after})
 
     async def event(self, request: Request) -> Response:
         """Return an event and how often its EventId was received."""

@@ -31,7 +31,6 @@ class Connection:
         self._send = send
 
     async def answer(self, response: Response) -> None:
-        """Send a response unchanged."""
         await response(self._scope, self._receive, self._send)
 
     async def apply(self, fault: AnyFault, response: Response | None) -> bool:

@@ -31,8 +31,6 @@ _GZIP_WINDOW: Final = 31  # zlib's code for a gzip header
 
 
 class Refusal(NamedTuple):
-    """An error response."""
-
     status: int
     message: str
     retry_after: str = ""  # value of the header

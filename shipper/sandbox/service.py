@@ -23,7 +23,7 @@ from shipper.sandbox.gateway import Gateway, Refusal, bounded_body, json_respons
 from shipper.sandbox.intake import REPEATED, Intake, read_batch
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.report import build_report
-from shipper.sandbox.store import Added, EventStore
+from shipper.sandbox.store import EventStore
 from shipper.sandbox.tokens import TokenIssuer
 
 _REQUESTS_KEPT: Final = 10_000
@@ -116,11 +116,9 @@ class Service:
         }
 
     def restate(self, start: date, end: date) -> None:
-        """Restate the figures of some days, both ends included."""
         self.restated.update(start + timedelta(days=day) for day in range((end - start).days + 1))
 
     async def intake(self, request: Request, entry: RequestEntry) -> Response:
-        """Accept a batch: `POST` of `wire.INTAKE_PATH`."""
         body = self.gateway.refusal(request.headers) or await self.gateway.read_body(request)
         if isinstance(body, Refusal):
             return refusal_response(body)
@@ -150,19 +148,18 @@ class Service:
         if batch.rejected and (self.options.rejection == "whole" or shape in {"empty", "no-content"}):
             # The client has to find the invalid events itself.
             return refusal_response(Refusal(400, "The batch was refused: it contains an invalid event."))
-        added = self.store.add(batch.accepted.values())
-        if self.options.repeats == "accept":
-            added = Added(len(batch.accepted), 0)
-        entry.accepted, entry.duplicates = added
+        new = self.store.add(batch.accepted.values())
+        entry.accepted = len(batch.accepted) if self.options.repeats == "accept" else new
+        entry.duplicates = len(batch.accepted) - entry.accepted
         if shape == "per-event":
             return json_response({"results": _results(batch)}, 207)
         if shape in {"empty", "no-content"}:
             return Response(status_code=200 if shape == "empty" else 204)
         status = 201 if shape == "created" else 202
-        return json_response({**added._asdict(), "rejected": batch.rejected}, status)
+        counts = {"accepted": entry.accepted, "duplicates": entry.duplicates}
+        return json_response({**counts, "rejected": batch.rejected}, status)
 
     async def token(self, request: Request, _: RequestEntry) -> Response:
-        """Grant an access token: `POST` of `TOKEN_PATH`."""
         body = await bounded_body(request, _FORM_BYTES_MAX)
         if body is None:
             return refusal_response(Refusal(413, f"The form is too large. The limit is {_FORM_BYTES_MAX} bytes."))
@@ -173,7 +170,6 @@ class Service:
         return response
 
     async def report(self, request: Request, _: RequestEntry) -> Response:
-        """Return the daily report: `GET` of `wire.REPORT_PATH`."""
         period = self.gateway.refusal(request.headers) or self._period(request)
         if isinstance(period, Refusal):
             return refusal_response(period)
@@ -214,7 +210,6 @@ def day(text: str) -> date | None:
 
 
 def _results(batch: Intake) -> list[dict[str, object]]:
-    """Return a status for each event, in request order."""
     results: list[dict[str, object]] = [
         {"index": index, "EventId": event.EventId, "status": 202} for index, (event, _) in batch.accepted.items()
     ]

@@ -8,9 +8,9 @@ import stat
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import islice
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 import msgspec
 from msgspec import Raw, Struct
@@ -32,20 +32,6 @@ class StoredEvent(Struct):
     event_id: str
     raw: bytes
     times_received: int = 1
-
-
-class Page(NamedTuple):
-    """Some stored events, in order of arrival."""
-
-    events: list[StoredEvent]
-    next: int | None  # `after` of the next page; None on the last page
-
-
-class Added(NamedTuple):
-    """The result of `add`; the sum is the number of events added."""
-
-    accepted: int
-    duplicates: int
 
 
 def marketing_source_of(tag: str) -> int:
@@ -87,17 +73,15 @@ class EventStore:
         self.close()
 
     def close(self) -> None:
-        """Close the file; idempotent."""
         if self._log is not None:
             self._log.close()
 
     @property
     def stored(self) -> int:
-        """Number of distinct EventIds."""
         return len(self._events)
 
-    def add(self, events: Collection[tuple[ActivityEvent, Raw]]) -> Added:
-        """Store events, and log them to the file if there is one; a known EventId keeps its first event."""
+    def add(self, events: Collection[tuple[ActivityEvent, Raw]]) -> int:
+        """Store events, also in the file if there is one, and return how many are new; others keep the first event."""
         with self._lock:
             if self._log is not None and events:
                 body = BODY_HEAD + b",".join([bytes(raw) for _, raw in events]) + BODY_TAIL
@@ -106,28 +90,29 @@ class EventStore:
             return self._keep(events)
 
     def holds(self, event_id: str) -> bool:
-        """Return whether an EventId has been received."""
         return event_id in self._events
 
     def get(self, event_id: str) -> StoredEvent | None:
-        """Return an event by its EventId."""
         return self._events.get(event_id)
 
     def page(
         self, *, after: int = 0, limit: int, is_wanted: Callable[[StoredEvent], bool] = lambda event: True
-    ) -> Page:
-        """Return up to `limit` wanted events, after skipping `after` events, wanted or not."""
+    ) -> tuple[list[StoredEvent], int | None]:
+        """
+        Return up to `limit` wanted events, after skipping `after` events, wanted or not.
+
+        Also returns `after` of the next page; None on the last one.
+        """
         events: list[StoredEvent] = []
         with self._lock:
             for number, event in enumerate(islice(self._events.values(), after, None), after + 1):
                 if is_wanted(event):
                     events.append(event)
                     if len(events) == limit:
-                        return Page(events, number if number < self.stored else None)
-        return Page(events, None)
+                        return events, number if number < self.stored else None
+        return events, None
 
     def event_ids(self) -> list[str]:
-        """Return the stored EventIds in order of arrival."""
         with self._lock:
             return list(self._events)
 
@@ -141,7 +126,6 @@ class EventStore:
             ]
 
     def reset(self) -> None:
-        """Delete all events."""
         with self._lock:
             if self._log is not None:
                 with self._log:
@@ -153,7 +137,7 @@ class EventStore:
         self._events: dict[str, StoredEvent] = {}
         self._registered: Counter[tuple[str, int, str]] = Counter()
 
-    def _keep(self, events: Collection[tuple[ActivityEvent, Raw]]) -> Added:
+    def _keep(self, events: Collection[tuple[ActivityEvent, Raw]]) -> int:
         registered: list[tuple[str, int, str]] = []
         before = len(self._events)
         for event, raw in events:
@@ -167,40 +151,26 @@ class EventStore:
         self._registered.update(registered)
         accepted = len(self._events) - before
         self.duplicates += len(events) - accepted
-        return Added(accepted, len(events) - accepted)
+        return accepted
 
 
 def _open(path: str) -> sqlite3.Connection:
+    """Open a file for this process only, as others would not see the events that it adds."""
     try:
         # SQLite would create the file with the umask's mode, but events are personal data.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, stat.S_IRUSR | stat.S_IWUSR))
-        connection = sqlite3.connect(path, check_same_thread=False, timeout=0)
+        with ExitStack() as stack:
+            connection = stack.enter_context(closing(sqlite3.connect(path, check_same_thread=False, timeout=0)))
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+            (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            if tables and application_id != _APPLICATION_ID:
+                raise sqlite3.DatabaseError("it is the database of another program")
+            for statement in ("journal_mode = WAL", "synchronous = NORMAL", f"application_id = {_APPLICATION_ID}"):
+                connection.execute(f"PRAGMA {statement}")
+            connection.execute(_SCHEMA)
+            stack.pop_all()
+            return connection
     except (OSError, sqlite3.Error) as error:
-        raise ConfigError(f"cannot open the store: {error}", source=path) from error
-    try:
-        _prepare(connection)
-    except sqlite3.Error as error:
-        connection.close()
-        is_locked = error.sqlite_errorcode == sqlite3.SQLITE_BUSY
-        reason = (
-            "is in use by another sandbox; choose another file" if is_locked else f"is not a sandbox store: {error}"
-        )
-        raise ConfigError(reason, source=path) from error
-    except ConfigError as error:
-        connection.close()
-        raise ConfigError(error.message, source=path) from error
-    return connection
-
-
-def _prepare(connection: sqlite3.Connection) -> None:
-    with closing(connection.cursor()) as cursor:
-        # Only one process: others would not see events added by this one.
-        cursor.execute("PRAGMA locking_mode = EXCLUSIVE")
-        (application_id,) = cursor.execute("PRAGMA application_id").fetchone()
-        (tables,) = cursor.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-        if tables and application_id != _APPLICATION_ID:
-            raise ConfigError("is the database of another program; choose another file")
-        cursor.execute("PRAGMA journal_mode = WAL")
-        cursor.execute("PRAGMA synchronous = NORMAL")
-        cursor.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        cursor.execute(_SCHEMA)
+        advice = "choose another file, or stop the sandbox that uses it"
+        raise ConfigError(f"cannot be used as a store ({error}); {advice}", source=path) from error

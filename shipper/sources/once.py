@@ -29,17 +29,11 @@ READ_BYTES_MAX: Final = 1 << 20  # of many small files
 
 
 class ReadBefore(NamedTuple):
-    """A file that an earlier run read up to an offset."""
+    """A file of which an earlier run has read at least a part."""
 
     path: Path
     stream: Stream
-    offset: int
     is_rewritten: bool = False  # it was written to since, or replaced, without a change of its length
-
-    @property
-    def has_grown(self) -> bool:
-        """Whether this run has read more of it."""
-        return self.stream.read_offset > self.offset
 
 
 class FilesOnce:
@@ -203,7 +197,7 @@ class FilesOnce:
             if stream.path != str(path):  # its folder was renamed
                 stream.path = str(path)
                 self._index.save_later(stream)
-            self.read_before.append(ReadBefore(path, stream, stream.checkpoint))
+            self.read_before.append(ReadBefore(path, stream))
         else:
             with self._index.opening(path, file_id):
                 reader = self._index.open(path)
@@ -214,7 +208,7 @@ class FilesOnce:
                 if reader.offset:
                     is_as_long = status.st_size in {stream.ended_size, reader.offset}
                     is_rewritten = is_as_long and stream.ended_ns != status.st_mtime_ns
-                    self.read_before.append(ReadBefore(path, stream, reader.offset, is_rewritten))
+                    self.read_before.append(ReadBefore(path, stream, is_rewritten))
                 if not reader.content.compression:
                     self.done_bytes += reader.offset
                 while True:

@@ -31,7 +31,7 @@ class Headline(Struct, frozen=True, kw_only=True):
     The state in a sentence.
 
     Attributes:
-        state: Selects a colour and a shape on the page.
+        state: Selects a colour and a mark on the page.
         title: Names the state; rarely changes.
         until: A time to insert into the title, before its last ` is `; seconds since the epoch.
         detail: Continues the title, with numbers.
@@ -115,7 +115,6 @@ def describe_delivered(snapshot: Snapshot) -> str:
 
 
 def describe_outcome(live: Live) -> str:
-    """Describe how a process ended."""
     text = _OUTCOMES.get(live.outcome, "").rstrip(".")
     return live.outcome.replace("_", " ") + (f": {text[:1].lower()}{text[1:]}" if text else "")
 

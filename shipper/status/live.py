@@ -148,7 +148,6 @@ class Live(Struct, frozen=True, kw_only=True):
 
     @property
     def troubles(self) -> list[str]:
-        """Messages about inputs that cannot be read."""
         more = self.unreadable_count - len(self.unreadable)
         rest = [f"{several(more, 'more file')} cannot be read"] if more > 0 else []
         return [*self.unreadable, *rest, *self.unmatched]

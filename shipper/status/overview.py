@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
@@ -17,6 +17,9 @@ from shipper.state.accepted_ids import Window, window_of
 from shipper.state.letters import EVERYTHING, Letters, letter_counts
 from shipper.state.schema import reading
 from shipper.state.streams import read_started_patterns
+
+if TYPE_CHECKING:
+    from shipper.sources.discovery import FoundFile
 
 _LETTERS: Final = 10
 _RECENT: Final = 1_000  # letters searched for the newest one of each input
@@ -43,16 +46,6 @@ class _Row(NamedTuple):
 
 
 _COLUMNS: Final = ", ".join(_Row._fields).replace("path", "CAST(path AS BLOB)")
-
-
-class InputFile(NamedTuple):
-    """A file that `input.include` matches."""
-
-    path: str
-    device: int
-    inode: int
-    size: int
-    changed_ns: int = 0
 
 
 class NewestLetter(Struct, frozen=True):
@@ -199,7 +192,7 @@ def earliest(times: Iterable[float | None]) -> float | None:
     return None if None in all_times else min((time for time in all_times if time is not None), default=None)
 
 
-def read_overview(directory: Path, at: float = 0.0, files: Iterable[InputFile] = ()) -> Overview:
+def read_overview(directory: Path, at: float = 0.0, files: Iterable[FoundFile] = ()) -> Overview:
     """
     Read the state of a directory without its lock.
 
@@ -234,19 +227,20 @@ def started_patterns(directory: Path) -> dict[str, float]:
 # Files ------------------------------------------------------------------------------------------------------------
 
 
-def _stream_states(db: sqlite3.Connection, at: float, files: Iterable[InputFile]) -> list[StreamState]:
-    new_files = {(file.device, file.inode): file for file in files}
+def _stream_states(db: sqlite3.Connection, at: float, files: Iterable[FoundFile]) -> list[StreamState]:
+    new_files = {file.file_id: file for file in files}
     newest = _newest_by_stream(db)
     states = []
     folders: dict[str, dict[_FileId, str]] = {}
     for row in map(_Row._make, db.execute(f"SELECT {_COLUMNS} FROM streams WHERE kind = 'file'")):
         path, file_id = os.fsdecode(row.path), (row.device, row.inode)
         file = new_files.pop(file_id, None)
-        now = (file.size, file.changed_ns) if file else _stat_file(path, file_id)
+        now = (file.status.st_size, file.status.st_mtime_ns) if file else _stat_file(path, file_id)
         if now is None and row.inode:
             now = _stat_renamed(path, file_id, folders)
-        states.append(_stream_state(row, file.path if file else shown(path), now, at, newest.get(row.stream_id)))
-    states += [StreamState(0, file.path, file.size, 0, file.size, "", 0.0) for file in new_files.values() if file.size]
+        states.append(_stream_state(row, shown(file.path if file else path), now, at, newest.get(row.stream_id)))
+    unread = [(shown(file.path), file.status.st_size) for file in new_files.values()]
+    states += [StreamState(0, path, size, 0, size, "", 0.0) for path, size in unread if size]
     states.sort(key=lambda state: (-state.lag_bytes, state.delivered_until == at, -state.updated_at))
     return states
 

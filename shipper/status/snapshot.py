@@ -13,7 +13,7 @@ from shipper.sources.discovery import Patterns
 from shipper.sources.siblings import Siblings
 from shipper.state.directory import lock_holder
 from shipper.status.live import Live, read_live
-from shipper.status.overview import InputFile, Overview, StreamState, earliest, read_overview, started_patterns
+from shipper.status.overview import Overview, StreamState, earliest, read_overview, started_patterns
 from shipper.system.permissions import access_problem
 
 if TYPE_CHECKING:
@@ -178,10 +178,7 @@ def take_snapshot(settings: Settings, at: float) -> Snapshot:
     files = [file for file in patterns.find() if not file.is_special]
     generations, unknown = Siblings(patterns).find([file.name for file in files], started_patterns(directory), at)
     files += generations
-    inputs = (
-        InputFile(shown(file.path), *file.file_id, file.status.st_size, file.status.st_mtime_ns) for file in files
-    )
-    state = read_overview(directory, at, inputs)
+    state = read_overview(directory, at, files)
     known = {stream.path for stream in state.streams}
     return Snapshot(
         at=at,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
 from shipper.model.printable import printable
 from shipper.status.live import Board
-from shipper.system.work import Stage, WorkItem, work_items
+from shipper.system.work import Stage, StuckPlaces, WorkItem, work_items
 
 log = structlog.get_logger("watch")
 
@@ -29,15 +29,6 @@ _MESSAGES: Final[dict[Stage, str]] = {
 }
 
 
-class StuckRecorder(Protocol):
-    """Remembers stuck places for the next start."""
-
-    def add(self, item: WorkItem) -> None: ...
-    def remove(self, item: WorkItem) -> None: ...
-    def tick(self) -> None:
-        """Called at every check."""
-
-
 class Watchdog:
     """
     Checks the work items of all threads from its own thread.
@@ -49,7 +40,7 @@ class Watchdog:
     """
 
     def __init__(
-        self, board: Board, *, limit_s: float, now: Callable[[], float], places: StuckRecorder | None = None
+        self, board: Board, *, limit_s: float, now: Callable[[], float], places: StuckPlaces | None = None
     ) -> None:
         self._board = board
         self._limit_s = limit_s

@@ -206,10 +206,7 @@ def test_the_run_after_a_corrected_mapping_points_to_the_dead_letters(
 ):
     file = own_csv(shipper, sample)
     assert shipper.backfill(file).returncode == 3
-    words = (
-        f"{file} was read to its end before; 10 of its records are dead letters; "
-        "to send them again: shipper dead-letters replay"
-    )
+    words = f"{file}: read before, with 10 dead letters; to resend: shipper dead-letters replay"
     for _ in range(2):
         result = shipper.backfill(file, settings=MENDED)
         assert (result.returncode, result.counts()) == (0, (0, 0, 0, 0, 0)), "the letters are from another run"
@@ -222,7 +219,7 @@ def test_the_run_after_a_corrected_mapping_points_to_the_dead_letters(
     assert (result.returncode, result.counts()) == (0, (0, 0, 0, 0, 0))
     assert result.summary["message"] == ""
     result = shipper.run("backfill", file, settings=MENDED)
-    assert f"{file} was read to its end before, and it has nothing new" in result.stderr
+    assert f"{file}: read before, with nothing new since" in result.stderr
 
 
 def test_a_correction_that_keeps_the_length_of_a_file_is_referred_to_the_export(shipper: Shipper, sample: Sample):
@@ -246,8 +243,8 @@ def test_a_change_that_keeps_the_length_of_a_file_is_not_reported_as_nothing_new
     file.write_bytes(data)
     result = shipper.run("backfill", file)
     assert (
-        f"{file} was read to its end before, and it has nothing new; changes that keep the length of a file are not "
-        "noticed: to ship changed records, write them to another file"
+        f"{file}: read before, with nothing new since; changes that keep the length of a file are not noticed: to "
+        "ship changed records, write them to another file"
     ) in result.stderr
     assert shipper.run("backfill", file).returncode == 0
 
@@ -277,7 +274,7 @@ def test_a_settled_file_whose_folder_is_elsewhere_is_delivered_once_a_backfill_h
 def test_a_single_dead_letter_of_an_earlier_run_is_mentioned_in_the_singular(shipper: Shipper, sample: Sample):
     file = own_csv(shipper, sample, lines=slice(1))
     assert shipper.backfill(file).returncode == 3
-    words = "1 of its records is a dead letter; to send it again: shipper dead-letters replay"
+    words = f"{file}: read before, with 1 dead letter; to resend: shipper dead-letters replay"
     assert words in shipper.backfill(file, settings=MENDED).stderr
 
 
@@ -290,8 +287,7 @@ def test_dead_letters_of_earlier_runs_are_mentioned_for_files_that_have_grown_an
     result = shipper.backfill("own.csv", "other.csv", settings=MENDED)
     assert (result.returncode, result.counts()) == (0, (0, 0, 0, 0, 0))
     assert result.summary["message"] == (
-        "2 files were read to their ends before; 20 of their records are dead letters; to send them again: shipper "
-        "dead-letters replay"
+        "2 files: read before, with 20 dead letters; to resend: shipper dead-letters replay"
     )
     grown = (shipper.folder / "own.csv").read_bytes()
     more = own_csv(shipper, sample, "more.csv", slice(20, 25)).read_bytes()
@@ -299,8 +295,7 @@ def test_dead_letters_of_earlier_runs_are_mentioned_for_files_that_have_grown_an
     result = shipper.backfill("own.csv", settings=MENDED)
     assert (result.returncode, result.counts()) == (0, (5, 5, 0, 0, 0))
     assert result.summary["message"] == (
-        f"{shipper.folder}/own.csv was read in part before; 10 of its records are dead letters; "
-        "to send them again: shipper dead-letters replay"
+        f"{shipper.folder}/own.csv: read before, with 10 dead letters; to resend: shipper dead-letters replay"
     )
     result = shipper.backfill("more.csv")
     assert (result.returncode, result.counts()) == (3, (5, 0, 5, 0, 0))

@@ -482,19 +482,6 @@ def test_an_error_answer_is_shown(browser: Browser, serve: Any):
     assert page.run("document.documentElement.classList.contains('stale')")
 
 
-def test_a_process_whose_figures_stand_still_is_shown_as_unresponsive(browser: Browser, serve: Any):
-    server = serve(document())
-    page = browser.open(server.url)
-    page.run("latest.changedAt -= 60, latest.at = undefined")
-    page.ask_again()
-    assert page.state == "good"
-    server.is_stuck = True
-    page.ask_again()
-    page.run("latest.changedAt -= 60")
-    page.ask_again()
-    assert (page.state, page.text("h1")) == ("warn", f"No new figures since {page.run('clock(latest.changedAt)')}")
-
-
 def test_the_page_does_not_poll_while_hidden(visit: Callable[[str], Page]):
     page = visit("healthy")
     page.run("Object.defineProperty(document, 'hidden', { configurable: true, get: () => true })")
@@ -553,7 +540,7 @@ def test_text_from_outside_is_not_interpreted_as_markup(text: str, show: Show):
                 "newest_dead_letters": [letter | {"delivery": text, "message": text, "last_at": NOW}],
                 "unreachable": [{"stream_id": 1, "path": text, "bytes": 1, "noticed_at": NOW}],
             },
-            "report": {"fetched_at": NOW, "account": text, "start": text, "end": text},
+            "report": {"fetched_at": NOW, "account": text, "days": text},
             "headline": {"state": "warn", "title": text, "detail": text, "sub": text},
             "summary": {"notices": [text], "options": text, "expiring": [text]},
         },

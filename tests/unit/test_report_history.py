@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from shipper.model import wire
 from shipper.model.errors import ConfigError, StateError
 from shipper.report.document import FetchedReport, read_report
-from shipper.report.history import SCHEMA_VERSION, History, Version, latest_fetch
+from shipper.report.history import SCHEMA_VERSION, History, LatestFetch, Version, latest_fetch
 from shipper.report.ranges import DateRange, Part
 from shipper.state.directory import locked_directory
 from shipper.state.store import Store
@@ -66,6 +66,11 @@ def test_first_answer_is_the_first_version(history: History):
     assert added.is_new
     assert [added] == history.versions(PART)
     assert (added.part, added.first_fetched_at, added.fetches) == (PART, 5.25, 1)
+
+
+def test_last_fetch_is_known_with_its_days(history: History, tmp_path: Path):
+    add(history, at=5.25)
+    assert latest_fetch(tmp_path / "state") == LatestFetch(5.25, 1001, START, END, "January 2026")
 
 
 def test_same_content_is_counted_and_the_first_answer_stored(history: History):

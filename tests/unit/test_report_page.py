@@ -16,14 +16,14 @@ from msgspec.structs import replace
 from shipper.model import wire
 from shipper.report.metrics import CLICKS, METRICS, REGISTRATIONS, sum_of
 from shipper.report.page import render_page
-from shipper.report.page.charts import Column, Segment, stacked_columns
+from shipper.report.page.charts import Bar, Segment, bar_chart
 from shipper.report.page.markup import tag
 from shipper.report.rows import ReportVersion, entries_of
 from tests.cases import each
 from tests.report_documents import HOSTILE_NAMES, brand, entry, fetched, hostile, months, pair, report, seeded
 
 FEBRUARY = {"start": "2026-02-01", "end": "2026-02-28"}
-WORDS = re.compile(r"<style>.*?</style>|<[^>]*>", re.DOTALL)
+WORDS = re.compile(r"<style>.*?</style>|<rect.*?</rect>|<[^>]*>", re.DOTALL)
 
 
 def tile(page: str, name: str) -> str:
@@ -348,7 +348,7 @@ def test_key_figures_are_those_of_the_latest_period(documents: list[ReportVersio
     assert balance.figures[0] == documents[-1].report.outgoing_balance
 
 
-def test_columns_of_the_charts_are_the_figures_of_the_documents(documents: list[ReportVersion], dom: Element):
+def test_bars_of_the_charts_are_the_figures_of_the_documents(documents: list[ReportVersion], dom: Element):
     section = next(one for one in dom.all("section") if one.all("h2")[0].text == "Registrations")
     names = dict(zip(("October 2025", "November 2025", "December 2025"), documents, strict=True))
     titles = {one.all("title")[0].text for one in section.all("rect")}
@@ -373,41 +373,41 @@ def test_conversions_over_periods_are_of_clicks_and_registrations_only(documents
 
 
 def chart(*values: list[str | None]) -> list[tuple[str, float, float]]:
-    """Draw a chart, and return title, top and height of every rectangle."""
+    """Draw a bar for each position of the lists; return title, left end and width of every rectangle, in percent."""
 
     def segment(number: int, value: str | None) -> Segment:
         return Segment(f"s{number}", f"c{number}", None if value is None else Decimal(value))
 
-    columns = [
-        Column(str(index), str(index), [segment(number, value) for number, value in enumerate(column)])
-        for index, column in enumerate(zip(*values, strict=True))
+    bars = [
+        Bar(str(index), str(index), [segment(number, value) for number, value in enumerate(bar)], None)
+        for index, bar in enumerate(zip(*values, strict=True))
     ]
-    rectangle = r'<rect [^>]*?y="([^"]*)"[^>]*? height="([^"]*)"[^>]*><title>(.*?)</title>'
-    found = re.findall(rectangle, stacked_columns(columns, str, caption=""))
-    return [(title, float(top), float(height)) for top, height, title in found]
+    rectangle = r'<rect [^>]*?x="([^"]*)%"[^>]*? width="([^"]*)%"[^>]*><title>(.*?)</title>'
+    found = re.findall(rectangle, bar_chart(bars, REGISTRATIONS))
+    return [(title, float(left), float(width)) for left, width, title in found]
 
 
-def test_positive_figures_are_stacked_upwards_and_negative_ones_downwards():
-    (_, first_top, _), (_, second_top, second_height), (_, third_top, _) = chart(["40"], ["60"], ["-30"])
-    assert second_top + second_height + 1 == pytest.approx(first_top, abs=0.02)
-    assert third_top > first_top
+def test_positive_figures_are_stacked_to_the_right_and_negative_ones_to_the_left():
+    (_, first_left, first_width), (_, second_left, _), (_, third_left, third_width) = chart(["40"], ["60"], ["-30"])
+    assert first_left + first_width == pytest.approx(second_left, abs=0.002)
+    assert third_left + third_width == pytest.approx(first_left, abs=0.002)
 
 
 @each("value", ["0.000001", "1", "99999", "123456789012345678901234567890", "-1", "7.5"])
 def test_any_figure_stays_within_the_chart(value):
-    ((_, top, height),) = chart([value])
-    assert 19 <= top <= top + height <= 212
+    ((_, left, width),) = chart([value])
+    assert 0 <= left <= left + width <= 100
 
 
-def test_column_heights_are_proportional_to_the_figures_but_a_small_figure_is_visible():
+def test_bar_lengths_are_proportional_to_the_figures_but_a_small_figure_is_visible():
     (_, _, whole), (_, _, half) = chart(["100", "50"])
-    assert (whole + 1) / (half + 1) == pytest.approx(2, abs=0.01)  # one pixel is the gap
-    assert [height >= 1.5 for _, _, height in chart(["1", "1000000"])] == [True, True]
+    assert whole / half == pytest.approx(2, abs=0.001)
+    assert [width >= 0.5 for _, _, width in chart(["1", "1000000"])] == [True, True]
 
 
-def test_zero_and_missing_figures_have_no_column_and_missing_ones_a_mark():
+def test_zero_and_missing_figures_have_no_bar_and_missing_ones_a_mark():
     assert chart(["0", None, "1"]) == chart(["0", "0", "1"])
-    drawn = stacked_columns([Column("a", "January", [Segment("s", "c0", None)])], str, caption="")
+    drawn = bar_chart([Bar("a", "January", [Segment("s", "c0", None)], None)], REGISTRATIONS)
     assert "January: a figure is missing or cannot be added" in drawn
 
 

@@ -26,7 +26,7 @@ SOURCES = {
     if each.name.rpartition(".")[2] in {"html", "css", "js"}
 }
 SCRIPT = "".join(text for name, text in SOURCES.items() if name.endswith(".js"))
-STYLE = SOURCES["page.css"]
+STYLES = (files("shipper.report").joinpath("page/base.css").read_text("utf-8"), SOURCES["page.css"])
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_page_has_all_of_its_parts(document: str):
     assert {name for name in SOURCES if name.endswith(".js")} == set(page._SCRIPTS)
     assert "{script}" not in document
     assert "{style}" not in document
-    assert not re.search("</|<!--|]]>", SCRIPT + STYLE), "they would end their elements"
+    assert not re.search("</|<!--|]]>", SCRIPT + "".join(STYLES)), "they would end their elements"
     assert len(document.encode()) < 60_000
 
 
@@ -119,7 +119,8 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_colours_have_enough_contrast(theme: int):
-    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", STYLE.split("prefers-color-scheme: dark")[theme]))
+    themes = [style.split("prefers-color-scheme: dark")[theme] for style in STYLES]
+    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", "".join(themes)))
     for pairs, least in ((TEXT, 4.5), (SHAPES, 3)):
         for front, back in pairs:
             light, dark = sorted((luminance(colours[front]), luminance(colours[back])), reverse=True)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from shipper.model.records import Checkpoint, Rejection, Stream
+from shipper.sources.discovery import FoundFile
 from shipper.state.store import Store
 from shipper.status.document import document
-from shipper.status.overview import InputFile, Overview, SpoolState, StreamState, read_overview
+from shipper.status.overview import Overview, SpoolState, StreamState, read_overview
 from shipper.status.snapshot import Snapshot
 
 AT = 1000.0
@@ -43,7 +44,7 @@ def known(store: Store, path: Path, settled: int, *, stream_id: int = 1, until: 
 
 
 def overview(directory: Path, *present: Path) -> Overview:
-    looked = [InputFile(str(path), path.stat().st_dev, path.stat().st_ino, path.stat().st_size) for path in present]
+    looked = [FoundFile(str(path), path.stat(), "") for path in present]
     return read_overview(directory, AT, looked)
 
 

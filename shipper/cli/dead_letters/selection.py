@@ -107,7 +107,6 @@ def unknown_ids(names: Sequence[str], existing: Sequence[int]) -> typer.BadParam
 
 
 def format_counts(counts: Mapping[str, int]) -> str:
-    """Format the counts of `Letters.count_by_rule`."""
     return ", ".join(f"{rule} {count:,}" for rule, count in counts.items())
 
 

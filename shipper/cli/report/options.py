@@ -56,8 +56,6 @@ AllowPartialOption = Annotated[
 
 
 class PartsOptions(NamedTuple):
-    """Which reports to fetch."""
-
     words: Annotated[
         list[str],
         typer.Argument(
@@ -72,7 +70,6 @@ class PartsOptions(NamedTuple):
     split: SplitOption = "month"
 
     def parts(self) -> list[Part]:
-        """Return the selected reports."""
         return self.selector()()
 
     def selector(self) -> Callable[[], list[Part]]:
@@ -100,15 +97,11 @@ class PartsOptions(NamedTuple):
 
 
 class RequestOptions(NamedTuple):
-    """How to send requests."""
-
     concurrency: Annotated[int, option("N", "Maximum requests in flight.", min=1, max=_CONCURRENCY_MAX)] = 4
     rate: Annotated[float, option("N", "Maximum requests per second; 0 = no limit.", min=0)] = 0.0
 
 
 class CheckOptions(NamedTuple):
-    """How to check the reports."""
-
     checks: Annotated[bool, flag("Also show checks that passed or were not possible.", "--checks")] = False
     strict: Annotated[bool, flag("Exit with 3 if a check fails.", "--strict")] = False
     tolerance: Annotated[str, option("AMOUNT", "Largest difference between amounts that count as equal.")] = "0.01"

@@ -107,7 +107,6 @@ def fetch(
 
 
 def describe(part: Part, comparison: Comparison) -> str:
-    """Describe the result of storing a report."""
     match comparison.status:
         case "new":
             text = "new"

@@ -48,6 +48,7 @@ def _attribute(value: str | float) -> str:
 
 def document(title: str, *body: str | None) -> str:
     """Return a self-contained HTML page, without scripts, network access or other files."""
+    style = "".join(files(__package__).joinpath(name).read_text("utf-8") for name in ("base.css", "page.css"))
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -56,7 +57,7 @@ def document(title: str, *body: str | None) -> str:
         tag("meta", name="referrer", content="no-referrer"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),
-        Html(f"<style>{files(__package__).joinpath('page.css').read_text('utf-8')}</style>"),
+        Html(f"<style>{style}</style>"),
     )
     return f"<!doctype html>\n{tag('html', head, tag('body', *body), lang='en')}\n"
 

@@ -45,7 +45,6 @@ class Pair(NamedTuple):
 
     @property
     def order(self) -> tuple[int, bool, int]:
-        """Sort key."""
         return self.brand, self.source is None, self.source or 0
 
 
@@ -78,8 +77,6 @@ class Excluded(NamedTuple):
 
 
 class Explanation(Struct, frozen=True):
-    """An explanation of a part of a difference."""
-
     cause: Cause
     amount: Decimal
     text: str
@@ -262,7 +259,6 @@ class Reconciliation:
         return totals_of(self.rows)
 
     def count(self, status: Status) -> int:
-        """Return the number of rows with a status."""
         return sum(row.status == status for row in self.rows)
 
     @property

@@ -49,8 +49,6 @@ class Owners(NamedTuple):
 
 
 class Claims:
-    """Determines the owner of records."""
-
     def __init__(self, owners: Owners) -> None:
         self._media = owners.media
         accounts = {*owners.named, *owners.media.values(), *owners.affiliates.values()}

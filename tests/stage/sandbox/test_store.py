@@ -17,13 +17,13 @@ import pytest
 from shipper.model import wire
 from shipper.model.errors import ConfigError
 from shipper.sandbox.options import SandboxOptions
-from shipper.sandbox.store import Added, EventStore, Page, StoredEvent
+from shipper.sandbox.store import EventStore, StoredEvent
 from tests.stage.sandbox.driver import REPORT, Sandbox, changed, event_id, sample
 
-IN_USE = "is in use by another sandbox; choose another file"
+UNUSABLE = "cannot be used as a store ({}); choose another file, or stop the sandbox that uses it"
 
 
-def add(store: EventStore, events: list[bytes]) -> Added:
+def add(store: EventStore, events: list[bytes]) -> int:
     return store.add([(msgspec.json.decode(event, type=wire.ActivityEvent), msgspec.Raw(event)) for event in events])
 
 
@@ -44,8 +44,8 @@ def test_first_event_of_an_id_is_kept_and_later_ones_are_counted():
     one, two = sample(2)
     other = changed(one, Username="other")
     with EventStore() as store:
-        assert add(store, [one, two]) == Added(2, 0)
-        assert add(store, [other, two, other]) == Added(0, 3)
+        assert add(store, [one, two]) == 2
+        assert add(store, [other, two, other]) == 0
         assert (store.stored, store.duplicates) == (2, 3)
         assert store.get(event_id(one)) == StoredEvent(event_id(one), one, 3)
         assert store.get(event_id(two)) == StoredEvent(event_id(two), two, 2)
@@ -54,9 +54,9 @@ def test_first_event_of_an_id_is_kept_and_later_ones_are_counted():
         assert store.holds(event_id(two))
         assert not store.holds("absent")
         assert not store.holds("")
-        assert store.page(limit=1) == Page([StoredEvent(event_id(one), one, 3)], 1)
-        assert store.page(limit=1, after=1) == Page([StoredEvent(event_id(two), two, 2)], None)
-        assert store.page(limit=1, after=2) == Page([], None)
+        assert store.page(limit=1) == ([StoredEvent(event_id(one), one, 3)], 1)
+        assert store.page(limit=1, after=1) == ([StoredEvent(event_id(two), two, 2)], None)
+        assert store.page(limit=1, after=2) == ([], None)
 
 
 @pytest.mark.parametrize("counts_repeats", [False, True])
@@ -91,7 +91,7 @@ def test_store_agrees_with_a_small_model_before_and_after_a_restart(tmp_path, rn
             first.setdefault(document["EventId"], event)
             times[document["EventId"]] += 1
         fresh = len(first) - known
-        assert add(store, batch) == Added(fresh, len(batch) - fresh)
+        assert add(store, batch) == fresh
         if rng.random() < 0.1:
             store.close()
             store = EventStore(path, counts_repeats=counts_repeats)
@@ -99,8 +99,8 @@ def test_store_agrees_with_a_small_model_before_and_after_a_restart(tmp_path, rn
         assert store.duplicates == times.total() - len(first)
     with store:
         assert store.event_ids() == list(first)
-        page = store.page(limit=100)
-        assert page.events == [StoredEvent(name, raw, times[name]) for name, raw in first.items()]
+        events, _ = store.page(limit=100)
+        assert events == [StoredEvent(name, raw, times[name]) for name, raw in first.items()]
         assert {row[:3]: row.registered for row in store.registrations("0000", "9999")} == dict(registered)
 
 
@@ -112,7 +112,7 @@ def test_reset_forgets_everything_for_good(tmp_path):
         add(store, [one, one])
         store.reset()
         assert knowledge(store) == empty
-        assert add(store, [one, two]) == Added(2, 0)
+        assert add(store, [one, two]) == 2
         after = knowledge(store)
     with EventStore(path) as store:
         assert knowledge(store) == after
@@ -187,7 +187,7 @@ def test_second_store_on_one_file_is_refused(tmp_path, is_new):
         for _ in range(2):
             with pytest.raises(ConfigError) as caught:
                 EventStore(path)
-            assert str(caught.value) == f"{path}: {IN_USE}"
+            assert str(caught.value) == f"{path}: {UNUSABLE.format('database is locked')}"
         add(store, sample(5))
         assert store.stored == 5
     with EventStore(path) as store:
@@ -209,9 +209,9 @@ OLDER = "PRAGMA application_id = 0x53424F58; CREATE TABLE event (seq INTEGER PRI
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("", "is not a sandbox store: file is not a database"),
-        ("CREATE TABLE theirs (id INTEGER)", "is the database of another program; choose another file"),
-        (OLDER, "is the database of another program; choose another file"),
+        ("", "file is not a database"),
+        ("CREATE TABLE theirs (id INTEGER)", "it is the database of another program"),
+        (OLDER, "it is the database of another program"),
     ],
     ids=["text", "a foreign database", "a store from before it was a log"],
 )
@@ -226,7 +226,7 @@ def test_foreign_file_is_named_and_left_unchanged(tmp_path, script, message):
     for _ in range(2):
         with pytest.raises(ConfigError) as caught:
             EventStore(str(path))
-        assert str(caught.value) == f"{path}: {message}"
+        assert str(caught.value) == f"{path}: {UNUSABLE.format(message)}"
         assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -236,7 +236,7 @@ def test_path_that_is_not_a_file_is_named(tmp_path, place):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     path = str(tmp_path / place)
-    with pytest.raises(ConfigError, match="cannot open the store") as caught:
+    with pytest.raises(ConfigError, match="cannot be used as a store") as caught:
         EventStore(path)
     assert caught.value.source == path
 
@@ -245,7 +245,7 @@ def test_path_that_is_not_a_file_is_named(tmp_path, place):
 def test_unreadable_file_is_named(tmp_path):
     path = tmp_path / "events.db"
     path.touch(mode=0)
-    with pytest.raises(ConfigError, match="cannot open the store"):
+    with pytest.raises(ConfigError, match="cannot be used as a store"):
         EventStore(str(path))
 
 

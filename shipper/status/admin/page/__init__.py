@@ -18,7 +18,7 @@ _SCRIPTS = ("format.js", "elements.js", "charts.js", "head.js", "sections.js", "
 @cache
 def render() -> tuple[bytes, str]:
     """Return the page in UTF-8, the same for every shipper, and its `Content-Security-Policy`."""
-    style = _read("page.css")
+    style = files("shipper.report").joinpath("page/base.css").read_text("utf-8") + _read("page.css")
     script = "".join(map(_read, _SCRIPTS))
     page = _read("page.html").replace("{style}", style).replace("{script}", script)
     policy = {

@@ -53,19 +53,6 @@ function clock(at, now = at) {
   return `${date.toLocaleDateString("en-GB", day)}, ${minute(at)}`;
 }
 
-/** Format a range of days, YYYY-MM-DD, both included, as on the report's page: 1\u201320 September 2026. */
-function days(start, end) {
-  const [first, last] = [start, end].map((day) => new Date(`${day}T00:00:00Z`));
-  if (!(first <= last)) return `${start} to ${end}`;
-  const long = { day: "numeric", month: "long", timeZone: "UTC" };
-  const whole = last.toLocaleDateString("en-GB", { ...long, year: "numeric" });
-  if (start === end) return whole;
-  const isSame = (length) => String(start).slice(0, length) === String(end).slice(0, length);
-  if (isSame("YYYY-MM".length)) return `${first.getUTCDate()}\u2013${whole}`;
-  const year = isSame("YYYY".length) ? {} : { year: "numeric" };
-  return `${first.toLocaleDateString("en-GB", { ...long, ...year })} \u2013 ${whole}`;
-}
-
 const minute = (at) => new Date(at * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
 
 /** Escape invisible and bidirectional control characters in untrusted text, except joiners, which some scripts need. */

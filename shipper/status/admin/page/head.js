@@ -1,24 +1,14 @@
 // The head of the page: the headline, the identity of the shipper, and its pauses.
-// A headline is a sentence and a state, which has a colour and a shape. The server sends it, except for a process that
+// A headline is a sentence and a state, which has a colour and a mark. The server sends it, except for a process that
 // does not answer.
 
-const SHAPES = {
-  good: ["M12 1a11 11 0 1 0 0 22a11 11 0 1 0 0-22z", "M7 12.5l3.5 3.5L17 8.5"],
-  busy: ["M12 1a11 11 0 1 0 0 22a11 11 0 1 0 0-22z", "M6.5 12h10.5M12.5 7.5L17 12l-4.5 4.5"],
-  warn: ["M12 1.5L23.5 22H.5z", "M12 9v6M12 18.5v.01"],
-  bad: ["M7.5 1h9L23 7.5v9L16.5 23h-9L1 16.5v-9z", "M12 6.5v7M12 17.5v.01"],
-  paused: ["M7.5 1h9L23 7.5v9L16.5 23h-9L1 16.5v-9z", "M9.5 7.5v9M14.5 7.5v9"],
-  off: ["M4 1h16l3 3v16l-3 3H4l-3-3V4z", "M8.5 8.5h7v7h-7z"],
-  away: ["M12 1a11 11 0 1 0 0 22a11 11 0 1 0 0-22z", "M8.8 9.5a3.2 3.2 0 1 1 4.6 2.9c-1 .5-1.4 1-1.4 2M12 18v.01"],
-};
-const MARKS = { good: "\u2713", busy: "\u2192", warn: "!", bad: "!", paused: "\u2016", off: "\u25a0", away: "?" };
-const LOOP_LIMIT_SECONDS = 30;
+const MARKS = { good: "\u2713", busy: "\u2192", warn: "!", bad: "\u2715", paused: "\u2016", off: "\u25a0", away: "?" };
 
 const spaced = (name) => visible(name).replaceAll("_", " ");
 
 /** Validate a headline from the server. */
 function headline({ state, title, detail, sub, until }) {
-  if (!Object.hasOwn(SHAPES, String(state))) return { state: "warn", title: "No report yet" };
+  if (!Object.hasOwn(MARKS, String(state))) return { state: "warn", title: "No report yet" };
   [title, detail, sub] = [title, detail, sub].map(visible);
   return { state, title, detail, sub, until: isTime(until) ? clock(until) : "" };
 }
@@ -33,11 +23,6 @@ function noAnswer(last, live, since) {
 
 function errorAnswer(message) {
   return { state: "warn", title: "The process answers, but has no figures", sub: `Its answer: ${message}` };
-}
-
-function noNewFigures(since) {
-  const sub = "The process answers, but its figures do not change: its event loop or the machine is blocked.";
-  return { state: "warn", title: "No new figures", detail: ` since ${clock(since, Date.now() / 1000)}`, sub };
 }
 
 /** Show which shipper this is, as a machine may run several. */

@@ -3,7 +3,7 @@
 const POLL_MS = 2000;
 const ANSWER_LIMIT_MS = 10000;
 
-const latest = { status: null, headline: null, answeredAt: 0, at: null, changedAt: 0 };
+const latest = { status: null, headline: null, answeredAt: 0 };
 let timer;
 let isPolling = false;
 
@@ -35,9 +35,6 @@ function receive(status, history) {
   latest.status = fields(status);
   latest.answeredAt = Date.now() / 1000;
   addSamples(history, fields(latest.status.live).at);
-  const at = endOfAxis(samples, fields(latest.status.live).at);
-  if (at !== latest.at) latest.changedAt = latest.answeredAt;
-  latest.at = at;
 }
 
 function show(isAnswered, problem) {
@@ -46,12 +43,11 @@ function show(isAnswered, problem) {
   );
   const now = isTime(live.at) ? live.at : latest.answeredAt;
   if (isAnswered) latest.headline = { ...headline(served), causes: pausePanels(live, now) };
-  const isBlocked = live.phase !== "stopped" && latest.answeredAt - latest.changedAt > LOOP_LIMIT_SECONDS;
   document.getElementById("main").hidden = latest.status === null;
-  document.documentElement.classList.toggle("stale", !isAnswered || isBlocked);
+  document.documentElement.classList.toggle("stale", !isAnswered);
   if (problem instanceof AnswerError) showHeadline(errorAnswer(problem.message), live);
   else if (!isAnswered) showHeadline(noAnswer(latest.headline, live, latest.answeredAt), live);
-  else showHeadline(isBlocked ? noNewFigures(latest.changedAt) : latest.headline, live);
+  else showHeadline(latest.headline, live);
   if (isAnswered) sections(live, state, report, summary, served.is_open_line === true, now);
   document.documentElement.dataset.shown = String(Number(document.documentElement.dataset.shown ?? 0) + 1);
 }
@@ -66,23 +62,10 @@ function showHeadline({ state, title, until = "", detail = "", sub = "", causes 
   fill("detail", detail);
   fill("pauses", ...causes);
   fill("sub", sub);
-  const sign = getComputedStyle(document.body).backgroundColor;
-  fill("icon", ...shape(state, sign));
+  fill("icon", MARKS[state]);
   const name = visible(live.state_directory).split("/").filter(Boolean).pop() ?? "";
   const tabTitle = `${MARKS[state]} ${title} \u2013 ${[...new Set(["shipper", name])].join(" ").trim()}`;
   if (document.title !== tabTitle) document.title = tabTitle;
-  const colour = getComputedStyle(document.getElementById("icon")).color;
-  const icon = svg("svg", { viewBox: "0 0 24 24", fill: colour }, ...shape(state, sign));
-  const address = `data:image/svg+xml,${encodeURIComponent(new XMLSerializer().serializeToString(icon))}`;
-  const favicon = document.getElementById("favicon");
-  if (favicon.href !== address) favicon.href = address;
-}
-
-function shape(state, colour) {
-  const [outline, sign] = SHAPES[state];
-  const line = { d: sign, fill: "none", stroke: colour, "stroke-width": 2.2 };
-  const round = { "stroke-linecap": "round", "stroke-linejoin": "round" };
-  return [svg("path", { d: outline }), svg("path", { ...line, ...round })];
 }
 
 function sections(live, state, report, summary, isOpenLine, now) {

@@ -257,7 +257,7 @@ function expiry(title, at, isSoon, now) {
 
 function newestReport(report, now) {
   if (!isTime(report.fetched_at)) return tile("Newest report", "none", "none fetched yet");
-  const span = el("span", { class: "whole" }, quoted(days(report.start, report.end), 40));
+  const span = el("span", { class: "whole" }, quoted(report.days, 40));
   const note = [time(report.fetched_at, now), `, account ${visible(report.account)}, `, span];
   return tile("Newest report fetched", ago(report.fetched_at, now), note);
 }
