@@ -240,8 +240,8 @@ class Pipeline:
     def _outcome(self) -> Outcome:
         if self.gave_up is not None:
             return "gave_up"
-        is_cut_short = self._drain_scope.cancelled_caught and (self._is_one_shot or self.totals.pending > 0)
-        if is_cut_short or self.settlement.has_unsaved:
+        has_work = self._is_one_shot or self.totals.pending > 0 or self._replay_run is not None
+        if (self._drain_scope.cancelled_caught and has_work) or self.settlement.has_unsaved:
             return "aborted"
         is_complete = self._source.is_exhausted and not self.settlement.has_skipped_chunks
         return "finished" if is_complete else "drained"
@@ -294,7 +294,8 @@ class Pipeline:
         try:
             outcome = await run.run(batches_tx)
         finally:
-            self._replay_run = None
+            if not self._drain_scope.cancel_called:  # otherwise it was cut short
+                self._replay_run = None
         log.info("dead_letters_replayed", outcome=outcome, **asdict(run.totals))
         last = self._observer.update()
         return _summary(run.totals, before, last, started_at, outcome, run.message), run.reasons
