@@ -96,7 +96,10 @@ class Remedy:
                 'for times without an offset, set their time zone in [records]: assume_timezone = "Europe/Malta"'
             )
         if self._others:
-            lines.append("times must have the form 2026-03-01 14:05:09; change the program that writes the file")
+            lines.append(
+                "times must have the form 2026-03-01 14:05:09, with seconds; convert them, or change the program that "
+                "writes them"
+            )
         return lines
 
     def _code_lines(self) -> list[str]:

@@ -37,12 +37,12 @@ REFUSALS: Final = ("rejected", "too_large")  # rules of dead letters that the se
 _NAMED_MAX: Final = 32  # send up to this many refused events one by one, more of them as one batch
 # How a service refuses an event that it already has. For an event that may have been sent before, this is no error.
 _REPEATED: Final = re.compile(r"\brepeat|\bduplicate|\balready\b|\breceived before\b|\bexists\b|\bis known\b", re.I)
-# The first events of a run, or after it took over a partition, may have been sent by a process that was killed; no more
-# fit into its memory, unsaved.
+# The first events of a run, or after it took over a partition, may have been sent before, by a process that was killed.
+# Such a process cannot have held more unsaved events in memory than this.
 _RESENT_EVENTS: Final = 400_000
 _PROVEN_AFTER: Final = 100  # acceptances until a larger size is tried again
 _PROVEN_MAX: Final = 10_000
-_MERGED_AFTER: Final = 3  # after so many refused records of a batch, stop merging its parts
+_MERGES_MAX: Final = 3  # how often the parts of a batch are merged again after a refused record
 _BLAMED_AFTER: Final = 8  # attempts after which a batch is split if it fails while others are accepted
 # Upper bounds of the latency histogram, seconds; longer latencies have a bucket of their own.
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -111,10 +111,10 @@ class SharedState(Struct, kw_only=True, eq=False):
 
 class Sender:
     """
-    Delivers batches over its own endpoint, with other senders of the pipeline.
+    Delivers batches through an endpoint of its own, beside the other senders of the pipeline.
 
     Args:
-        index: From 0; the sender is idle while the concurrency limit is not above it.
+        index: Number of the sender, from 0; it is idle while the concurrency limit is not above this number.
     """
 
     def __init__(self, endpoint: Endpoint, shared: SharedState, index: int) -> None:
@@ -123,7 +123,7 @@ class Sender:
         self._gate = shared.gate
         self._index = index
         self._skew_due_at = 0.0
-        self._quote: Callable[[str], str]  # for the last answer
+        self._quote: Callable[[str], str]  # quotes the last answer
         self._settled_tx: MemoryObjectSendStream[BatchResult]
 
     async def run(
@@ -159,12 +159,12 @@ class Sender:
                 continue
             left = await self._send(outgoing, has_others=bool(queue))
             if left == [outgoing]:
-                queue.append(outgoing)  # perhaps not because of its records: send the others first
+                queue.append(outgoing)  # perhaps its records are not the cause: send the others first
             else:
                 queue.extendleft(reversed(left))
             refused += outgoing.is_refused
-            if outgoing.is_refused and refused <= _MERGED_AFTER and len(queue) > 1:
-                queue = deque([merge_outgoing(queue)])  # usually it was the only bad record
+            if outgoing.is_refused and refused <= _MERGES_MAX and len(queue) > 1:
+                queue = deque([merge_outgoing(queue)])  # usually the refused record was the only bad one
         self._shared.counts.batches += outgoing.attempts > 0
 
     async def _send(self, outgoing: OutgoingBatch, *, has_others: bool) -> list[OutgoingBatch]:
@@ -175,7 +175,7 @@ class Sender:
         unlimited; the gate ends the run if necessary.
 
         Args:
-            has_others: Other parts of the same batch wait.
+            has_others: Whether other parts of the same batch wait.
         Returns:
             The parts that must still be sent; all other events are settled, or went to another process.
         """
@@ -210,7 +210,7 @@ class Sender:
                 return [outgoing]
 
     def _is_blamed(self, outgoing: OutgoingBatch, verdict: Verdict) -> bool:
-        """Return whether a batch, or its size, seems to be why it keeps failing; name a single record in the log."""
+        """Return whether a batch, or its size, seems to be why it keeps failing; log a single record's position."""
         accepted, is_single = self._gate.acceptances, outgoing.batch.events == 1
         are_others_accepted = accepted > outgoing.accepted_before
         is_blamed = verdict.action is Action.RETRY and outgoing.attempts >= _BLAMED_AFTER and are_others_accepted
@@ -288,7 +288,7 @@ class Sender:
             return without_answer(error), "connection" if error.is_stale else ""
         shared.counts.note_request(str(answer.status), anyio.current_time() - started_at)
         self._quote = partial(quotation, authorization=authorization, body=batch.body)
-        with at_work(_piece(batch)):
+        with at_work(_work_item(batch)):
             verdict = judge(
                 answer,
                 events=batch.events,
@@ -450,11 +450,11 @@ def _masked(text: str, authorization: Authorization) -> str:
 
 
 def _compressed(batch: Batch) -> bytes:
-    with at_work(_piece(batch)):
+    with at_work(_work_item(batch)):
         return compress(batch.body)
 
 
-def _piece(batch: Batch) -> WorkItem:
-    """Return the position of the first record of a batch, for reports of stuck work."""
+def _work_item(batch: Batch) -> WorkItem:
+    """Return the first record of a batch as the place to report if work on the batch gets stuck."""
     span = batch.parts[0][0]
     return WorkItem("deliver", span.stream.path, offset=span.start_offset)

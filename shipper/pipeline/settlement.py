@@ -1,12 +1,12 @@
 """
 The last stage: counts accepted, rejected and duplicate records, and saves how far each input is settled.
 
-The senders report settled batches through a stream; the packer settles records without a request. From both, `Acks`
+The senders report settled batches through a stream; the packer settles records that need no request. `Acks`
 tracks the contiguous settled prefix of each input; a task saves it once per interval and passes the saved checkpoints
 to the source. The packer waits here for room and for answers.
 
-A later success never hides an earlier open record: the watermark of a stream is the end of its contiguous settled
-prefix, and only records before it are saved.
+The checkpoint of a stream is the end of that prefix. A record settled later in the stream never moves it past one that
+is still open.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Settlement:
         answers: Number of answers that settled something.
         has_skipped_chunks: A chunk was skipped, so all later ones must be skipped, too.
         blockage: What blocks saving; None = nothing does.
-        handed_over: Records of abandoned streams that were read and not settled.
+        handed_over: Number of records of abandoned streams that were read but not settled.
     """
 
     def __init__(
@@ -316,7 +316,7 @@ class Settlement:
 
     @property
     def unsaved_records(self) -> int:
-        """Records read but not counted in the saved state; it counts letters of a replay as dead letters until then."""
+        """Number of records that the saved state does not count yet; a replayed one is still a dead letter there."""
         unsaved = chain(self._unsaved, self.acks.spans())
         return sum(item.read for item in unsaved if item.stream.kind != "replay")
 
@@ -362,7 +362,7 @@ class Settlement:
                         abandoned += checkpoint.read
                         self._drop(checkpoint.stream, checkpoint.accepted_keys)
                 self._unsaved = [checkpoint for checkpoint in self._unsaved if not checkpoint.stream.is_released]
-                if not self._unsaved:  # otherwise no save would follow to end the pause
+                if not self._unsaved:  # no save follows that would end the pause
                     self._set_blockage()
         self.answers += 1
         self._notify_progress()
@@ -405,7 +405,7 @@ class Settlement:
         if not self._unsaved or self._is_stuck:  # a stuck transaction may still commit, and must not be repeated
             return
         with anyio.CancelScope(shield=True, deadline=self._ends_at) as self._save_scope:
-            # Kept until saved: a later checkpoint must not pass the dead letters of a failed one.
+            # After a failure, `_unsaved` is kept: a later checkpoint must not pass the dead letters in it.
             try:
                 saved = await run_sync(
                     self._store.save,
@@ -596,7 +596,7 @@ class Acks:
         """
         Remove the settled prefix of each stream; return its checkpoints, in order for each stream.
 
-        A checkpoint with dead letters covers a single span, so that the quota needs room for one span's letters only.
+        A checkpoint with dead letters covers a single span, so only one span's letters must fit into the quota at once.
         """
         checkpoints: list[Checkpoint] = []
         for stream_id, spans in list(self._open.items()):

@@ -34,7 +34,7 @@ from shipper.system.work import WorkItem, at_work, step
 
 log = structlog.get_logger("sources")
 
-_COPYING_WAITS: Final = 10  # times rotate_wait_s: maximum duration of a copy
+_COPYING_WAITS: Final = 10  # maximum duration of a copy, as a multiple of rotate_wait_s
 _UNREADABLE_SHOWN: Final = 10
 _QUIET_S: Final = 60.0  # a settled file that has not changed for this long is not opened
 
@@ -60,7 +60,7 @@ class Follower:
 
     Attributes:
         files: The open files, which also read new data.
-        is_comparing: Whether a comparison of files is not finished, so that the next scan should follow soon.
+        is_comparing: Whether a comparison of files is unfinished, so that the next scan should follow soon.
         backlog: As of the last scan.
     """
 
@@ -88,8 +88,8 @@ class Follower:
         self._waiting = deque[FoundFile]()  # files without room as of the last scan
         self._refused: dict[Path, _Refusal] = {}
         self._search_until: dict[int, float] = {}  # until when lost streams are searched for
-        self._unrelated: dict[FileId, Signature] = {}  # files that are not these streams
-        self._read_on: dict[FileId, Signature] = {}  # rotated files that were opened again
+        self._unrelated: dict[FileId, Signature] = {}  # files that are none of the lost streams
+        self._reopened: dict[FileId, Signature] = {}  # rotated files that were opened again
         self._unknown_since: dict[str, float | None] = {}  # since when files of unknown origin exist; None = logged
         self._followed_since: dict[str, float] = {}  # when patterns were first used, before this scan
         self._matched: set[str] = set()  # patterns that have matched a file
@@ -217,11 +217,11 @@ class Follower:
         generations, unknown = self._siblings.find(matched, self._followed_since, self._found_at)
         self._log_unknown({file.name for file in unknown if self._is_undecided(file)}, now)
         beside = {file.file_id: file for file in (*generations, *unknown)}
-        self._read_on = {file_id: seen for file_id, seen in self._read_on.items() if file_id in beside}
+        self._reopened = {file_id: seen for file_id, seen in self._reopened.items() if file_id in beside}
         for file_id, file in beside.items():
             seen = signature_of(file.status)
-            if self._read_on.get(file_id) != seen and self._has_grown_after_it_was_closed(file):
-                self._read_on[file_id] = seen  # an incomplete line at its end is no reason to open it again
+            if self._reopened.get(file_id) != seen and self._has_grown_after_it_was_closed(file):
+                self._reopened[file_id] = seen  # an incomplete line at its end is no reason to open it again
                 self._open_rotated(file.path, now)
         return [file for file in generations if self._is_undecided(file)]
 
@@ -264,7 +264,7 @@ class Follower:
         return lag + sum(max(0, stream.size - stream.checkpoint) for stream in (*missing, *self._unmatched))
 
     def save(self, *, is_last: bool = False) -> None:
-        """Save new paths, inodes and unsettled bytes; at the end, also until when unchanged files are settled."""
+        """Save new paths, inodes and unsettled bytes; in the last save, also until when unchanged files are settled."""
         for file in self.files:
             stream = file.reader.stream
             if is_last and not self.files.is_ready(file):
@@ -417,7 +417,7 @@ class Follower:
 
     def _follow(self, reader: StreamReader, now: float) -> None:
         file_id = reader.stream.file_id
-        if self.files.at(file_id):  # the path became that of another open file after the scan
+        if self.files.at(file_id):  # after the scan, the path was taken by a file that is open already
             reader.close()
             return
         file = OpenFile(reader, file_id, str(reader.path), now)
@@ -483,7 +483,7 @@ class Follower:
         return True
 
     def _is_gone(self, original: Stream | None) -> bool:
-        """Return whether an original is deleted or truncated, so that a lookalike will turn out to be its copy."""
+        """Return whether an original is deleted or truncated, so that a file like it will prove to be its copy."""
         file = self.files.at(original.file_id) if original is not None else None
         if file is None or file.reader.stream is not original:
             return False
@@ -498,7 +498,7 @@ class Follower:
         return waited_s < self._rotate_wait_s
 
     def _apply_start(self, unknown: list[FoundFile]) -> None:
-        """Apply `start` to files that are older than their pattern; later ones begin at their beginning."""
+        """Apply `start` to files that are older than their pattern; later ones are read from the beginning."""
         started = self._register.started_patterns()
         new_patterns = [pattern for pattern in self.patterns.include if pattern not in started]
         skipped = []
@@ -625,7 +625,7 @@ class Follower:
                 self._follow(reader, now)
 
     def _open_unmatched(self, path: Path, now: float) -> bool:
-        """Open an unmatched file if it is a stream with unread data; return False if it is not."""
+        """Open an unmatched file if it belongs to a known stream with unread data; return False if it does not."""
         try:
             reader = self._index.open_known(path)
         except UndecidedError:

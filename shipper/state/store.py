@@ -209,7 +209,7 @@ class Store:
             return
         raise StateError(
             f"{self._path} was deleted, moved or replaced while it was in use. Unsaved records are sent again at the "
-            "next start; if the state was moved by mistake, put it back before"
+            "next start; if the state was moved by mistake, put it back first"
         )
 
     def _count(self, **changes: int) -> None:

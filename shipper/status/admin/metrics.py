@@ -67,7 +67,7 @@ def _process_metrics(live: Live) -> Iterator[Metric]:
     yield _counter("shipper_records_read", "Records read", live.read + handed_over)
     yield _counter("shipper_events_accepted", "Events that the service accepted", live.accepted)
     refused = dict.fromkeys((*MESSAGES, *REFUSALS), 0) | live.dead_letters
-    yield _labelled(CounterMetricFamily, "shipper_dead_letters", "Records refused, by reason", "reason", refused)
+    yield _labelled(CounterMetricFamily, "shipper_dead_letters", "Dead letters, by rule", "reason", refused)
     yield _counter("shipper_duplicates", "Records skipped as duplicates", live.duplicates)
     yield _gauge("shipper_pending_records", "Records read and not settled", live.pending)
     yield _counter("shipper_batches", "Batches settled", live.batches)
