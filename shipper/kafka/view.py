@@ -171,7 +171,7 @@ class GroupView:
 
     def delete(self, letters: Iterable[DeadLetter]) -> None:
         """Delete dead letters; their bytes remain until the brokers compact the topic."""
-        deleted = [Document(self._letters[letter.stream_id, letter.start_offset].key, None) for letter in letters]
+        deleted = [self._letters[letter.stream_id, letter.start_offset].deletion() for letter in letters]
         with translate_errors(self._settings, f"{self._subject} cannot be written"):
             self._commit({self._settings.letters: deleted})
 
@@ -223,7 +223,7 @@ class GroupView:
             "duplicates": duplicates,
         }
         rows.append(totals_row(prefix, totals | {"unreachable": 0}, topic=topic, group=settings.group_id))
-        letters = [Document(self._letters[key].key, None) for key in deleted]
+        letters = [self._letters[key].deletion() for key in deleted]
         letters += [updated_letter(new.letters[key], self._letters[key]) for key in updated]
         failure = f"{self._subject} cannot be written; accepted records are sent again by the next replay"
         with translate_errors(settings, failure):

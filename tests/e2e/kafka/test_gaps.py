@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import NewPartitions
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service
@@ -38,11 +37,6 @@ def reads_anew(running: Running, group: Group, service: Service, records: int) -
         group.write(on_gap="continue")
         running.process.send_signal(signal.SIGHUP)
     running.wait_until(lambda: service.stored == records, "the new topic is read from its beginning")
-
-
-def add_partition(broker: Broker, group: Group) -> None:
-    for future in broker.admin.create_partitions([NewPartitions(group.topic, 3)]).values():
-        future.result(10)
 
 
 def test_records_that_were_deleted_stop_their_partition_until_somebody_decides(
@@ -183,7 +177,7 @@ def test_a_partition_that_is_added_is_read_from_its_beginning(
 ):
     broker.produce(group.topic, values(sample, 0, 10))
     group.finish(group.member())
-    add_partition(broker, group)
+    broker.add_partitions(group.topic, 3)
     broker.produce(group.topic, values(sample, 10, 20), partition=2)
     group.finish(group.member({"input.kafka.start": "end"}))
     service.assert_holds_exactly(sample.ids[:20])
@@ -265,7 +259,7 @@ def test_a_partition_that_is_added_while_others_are_read_is_read_too(
     group: Group, broker: Broker, service: Service, sample: Sample
 ):
     running = reads(group, broker, sample, REFRESHES)
-    add_partition(broker, group)
+    broker.add_partitions(group.topic, 3)
     broker.produce(group.topic, values(sample, 100, 110), partition=2)
     running.wait_until(lambda: len(partitions(running)) == 3, "it has the new one")
     group.finish(running)
