@@ -37,7 +37,7 @@ from shipper.kafka.documents import (
     totals_row,
     updated_letter,
 )
-from shipper.kafka.stream import Headers, has_record, without_frame
+from shipper.kafka.stream import Headers, has_record, without_prefix
 from shipper.model.records import Checkpoint, LedgerKey, Rejection, Stream, Tally
 from shipper.state.ledger import read_ledger
 from shipper.state.letters import EVERYTHING, DeadLetter, open_letters
@@ -258,7 +258,7 @@ def _parse_letter(letter: Document) -> tuple[float, str, Rejection]:
         end_offset=offset + 1,
         rule=fields["rule"],
         message=fields["message"],
-        raw=without_frame(value) if "tombstone" not in fields and has_record(value := letter.value or b"") else b"",
+        raw=without_prefix(value) if "tombstone" not in fields and has_record(value := letter.value or b"") else b"",
         event_id=fields.get("event_id", ""),
         consumer_id=fields.get("consumer_id", ""),
         status=int(fields["status"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from typing import Any, NamedTuple
 
 import msgspec
@@ -61,7 +62,7 @@ def stream(**fields: object) -> KafkaStream:
 
 VALUES = st.one_of(
     st.none(),
-    st.sampled_from([b"", b" ", b"\n", b"\0", b"{}\n{}", b"\0\0\0\0\1{}", b"\0\0\0\0\1x", b"a\r\nb"]),
+    st.sampled_from([b"", b" ", b"\n", b"\0", b"{}\n{}", b"\0\0\0\0\1{}", b"\0\0\0\0\1x", BOM_UTF8, BOM_UTF8 + b"{}", b"a\r\nb"]),
     st.binary(max_size=40),
 )
 
