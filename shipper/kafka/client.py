@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -63,6 +64,8 @@ _NO_TLS: Final = "PLAINTEXT broker listener"  # likewise
 _MESSAGE_BYTES_MAX: Final = 1_000_000_000  # the client accepts no larger limit
 _BATCH_BYTES: Final = 1_000_000  # the default
 _POLL_S: Final = 0.02
+_FILE_KEYS: Final = {"ca": "ca_bundle", "certificate": "client_certificate", "key": "client_key"}
+_FILE_PROPERTY: Final = re.compile(r"ssl\.(ca|certificate|key)\.location")
 
 
 class _Log(logging.Handler):
@@ -99,7 +102,7 @@ def client_properties(settings: KafkaSettings, *, on_error: OnError | None = Non
         "client.id": f"shipper-{__version__}",
         "security.protocol": protocol,
     }
-    for key, name in (("ca_bundle", "ca"), ("client_certificate", "certificate"), ("client_key", "key")):
+    for name, key in _FILE_KEYS.items():
         path = getattr(settings, key)
         if path is not None:
             try:
@@ -321,8 +324,8 @@ def missing_topic(*, is_input: bool, is_argument: bool = False) -> str:
 
 
 def describe(error: KafkaError) -> str:
-    """Return the message and the name of an error."""
-    return f"{error.str()} ({error.name()})"
+    """Return the message, with our names of settings, and the name of an error."""
+    return f"{_FILE_PROPERTY.sub(lambda match: f'input.kafka.{_FILE_KEYS[match[1]]}', error.str())} ({error.name()})"
 
 
 @contextmanager
