@@ -124,6 +124,16 @@ def client_properties(settings: KafkaSettings, *, on_error: OnError | None = Non
     return config if on_error is None else config | {"error_cb": on_error}
 
 
+@contextmanager
+def valid_properties(settings: KafkaSettings) -> Iterator[None]:
+    """Raise `ConfigError` if a client cannot be created with its properties."""
+    try:
+        yield
+    except KafkaException as exception:
+        error = error_of(exception)
+        raise ConfigError(describe_refusal(settings, error) or describe(error), key="input.kafka") from None
+
+
 def read_password(secret: Secret) -> str:
     """Read the password for the brokers; raise a `ConfigError` if that fails."""
     return resolve_secret(secret, key="input.kafka.password", is_for_header=False)

@@ -33,6 +33,7 @@ from shipper.kafka.client import (
     error_of,
     name_taken_error,
     read_password,
+    valid_properties,
 )
 from shipper.kafka.documents import Metadata
 from shipper.kafka.member_status import MemberStatus
@@ -92,7 +93,9 @@ class Member:
         properties = client_properties(settings)
         self.password: str | None = properties.get("sasl.password")
         self.admin = AdminClient(properties)
-        self._consumer = Consumer(properties | consumer_properties(settings) | {"error_cb": self._note_client_error})
+        properties |= consumer_properties(settings) | {"error_cb": self._note_client_error}
+        with valid_properties(settings):
+            self._consumer = Consumer(properties)
         self._thread = threading.Thread(target=self._run, name="kafka", daemon=True)
         self._wakeup = threading.Event()  # of the thread: the queue has room, the settings have changed, or the end
         self._closing = threading.Event()
