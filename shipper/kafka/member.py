@@ -405,11 +405,11 @@ class Member:
         if not self._missing_topics:
             self.status.remove_obstacle("input_gap")
         topic_id = str(description.topic_id)
-        numbers = {partition.id for partition in description.partitions if partition.leader is not None}
+        led = {partition.id: partition.leader is not None for partition in description.partitions}
         for stream in [stream for stream in self.assignment.streams.values() if stream.topic == topic]:
-            is_back = not stream.topic_id and stream.partition in numbers
+            is_back = not stream.topic_id and led.get(stream.partition, False)
             if stream.topic_id != topic_id and (is_back or not stream.stopped):
-                self.assignment.restart(stream, is_lost=True)
+                self.assignment.restart(stream, is_lost=True, is_gone=stream.partition not in led)
 
     def _check_ranges(self, ranges: Mapping[Partition, range], now: float) -> None:
         """Check whether the group has settled the ranges, once this member has nothing left to do."""

@@ -225,7 +225,8 @@ def test_a_topic_that_is_made_again_while_it_is_read_is_noticed(
 def test_a_topic_that_is_made_again_with_fewer_partitions_is_read(
     group: Group, broker: Broker, service: Service, sample: Sample
 ):
-    group.shipper.shortened = group.shipper.shortened | {"shipper.kafka.member._TOPIC_INTERVAL_S": 2.0}
+    waits = {"shipper.kafka.member._TOPIC_INTERVAL_S": 2.0, "shipper.kafka.assignment._CALL_S": 600.0}
+    group.shipper.shortened = group.shipper.shortened | waits  # nothing waits for partitions that are gone
     group.write(on_gap="continue")
     running = reads(group, broker, sample)
     broker.delete(group.topic)
