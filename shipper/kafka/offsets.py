@@ -43,6 +43,7 @@ _OFFSETS: Final = re.compile(r"(\d{1,18})-(\d{1,18})", re.ASCII)
 _FORMS: Final = f"{SCHEME}TOPIC, {SCHEME}TOPIC/PARTITION or {SCHEME}TOPIC/PARTITION:START-END"
 _DIVERGED_AT: Final = re.compile(r"broker end offset is (-?\d+)")
 _HIDDEN: Final = "the last records belong to or follow a producer's open transaction, and can be read once it has ended"
+_FOREIGN: Final = "if records are missing before that, the log and /readyz of the member that reads it say so"
 _CALL_S: Final = 15.0
 
 
@@ -386,7 +387,11 @@ def _partition_state(offsets: PartitionOffsets, settings: KafkaSettings, at: flo
     settled_until = offsets.metadata.settled_until
     if start.gap or (settled_until is not None and settled_until > at):  # the clock of a member is ahead
         settled_until = None
-    hidden = f"{offsets.topic}/{offsets.partition}: {_HIDDEN}" if offsets.high <= position < offsets.end else ""
+    where, note = f"{offsets.topic}/{offsets.partition}", ""
+    if offsets.high <= position < offsets.end:
+        note = f"{where}: {_HIDDEN}"
+    elif committed != offsets.committed:
+        note = f"{where}: another program has moved the group to {offsets.committed:,}; {_FOREIGN}"
     return PartitionState(
         topic=offsets.topic,
         partition=offsets.partition,
@@ -395,7 +400,7 @@ def _partition_state(offsets: PartitionOffsets, settings: KafkaSettings, at: flo
         lag_records=max(0, offsets.end - position),
         delivered_until=at if is_at_end else settled_until,
         state="stopped" if start.is_stopped else "reading",
-        message=start.gap or hidden or topics_problem(offsets, settings),
+        message=start.gap or note or topics_problem(offsets, settings),
     )
 
 

@@ -334,6 +334,10 @@ def test_a_commit_of_a_member_with_other_topics_is_reported(topics: tuple[str, s
     assert bool(message) == bool(words)
 
 
+def test_a_commit_of_another_program_is_reported():
+    assert "another program has moved the group" in _partition_state(offsets(15, UNKNOWN), SETTINGS, 9.0).message
+
+
 @each("start", ["beginning", "end"])
 def test_nothing_is_delivered_before_a_member_has_saved_where_it_begins(start: str):
     settings = msgspec.structs.replace(SETTINGS, start=start)
