@@ -358,7 +358,7 @@ def _admin(settings: KafkaSettings, subject: str, right: str = "") -> Iterator[A
 
 def _offsets_since(time_s: float, admin: AdminClient, partitions: Iterable[Partition]) -> dict[Partition, int]:
     """Return the first offsets from a time on; -1 = none."""
-    spec = OffsetSpec.for_timestamp(int(1000 * time_s))
+    spec = OffsetSpec.for_timestamp(max(0, int(1000 * time_s)))  # negative ones are not times
     return offsets_at(admin, [TopicPartition(*key) for key in partitions], spec, _CALL_S)
 
 
