@@ -312,8 +312,9 @@ class Assignment:
                 partition = partition._replace(initial_partitions=0)
             settled = saved.get((partition.topic_id, partition.partition))
             if partition.committed is not None:
-                is_passed_over = not partition.metadata.topic_id and (settled or 0) < partition.committed
-                return partition._replace(passed_over_from=settled if is_passed_over else None)
+                first = partition.low if settled is None and partition.is_added else settled
+                is_passed_over = not partition.metadata.topic_id and first is not None and first < partition.committed
+                return partition._replace(passed_over_from=first if is_passed_over else None)
             first = None if self._ranges is None else self._range(partition).start
             return partition._replace(committed=first if settled is None else settled)
 

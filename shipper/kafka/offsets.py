@@ -129,7 +129,8 @@ def read_offsets(
     metadata = {key: read_metadata(position.metadata) for key, position in committed.items() if position.offset >= 0}
     initial_partitions: dict[str, int] = {}
     for (name, _), known in metadata.items():
-        initial_partitions[name] = min(known.initial_partitions, initial_partitions.get(name, sys.maxsize))
+        if known.topic_id:
+            initial_partitions[name] = min(known.initial_partitions, initial_partitions.get(name, sys.maxsize))
     led = [
         TopicPartition(name, partition.id)
         for name, topic in topics_by_name.items()

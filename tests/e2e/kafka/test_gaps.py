@@ -110,25 +110,32 @@ def test_offsets_that_have_expired_are_found_in_the_ledger(
     assert sums(broker.table(group.ledger))["read"] == 350
 
 
+def commit_as_another_program(group: Group, offsets: dict[int, int]) -> None:
+    foreign = Consumer({"bootstrap.servers": group.broker.address, "group.id": group.name})
+    foreign.commit(offsets=[TopicPartition(group.topic, *each) for each in offsets.items()], asynchronous=False)
+    foreign.close()
+
+
 def test_records_that_another_program_passed_over_are_a_gap(
     group: Group, broker: Broker, service: Service, sample: Sample
 ):
     broker.produce(group.topic, values(sample, 0, 100), partition=0)
     group.finish(group.member())
     broker.produce(group.topic, values(sample, 100, 150), partition=0)
-    foreign = Consumer({"bootstrap.servers": broker.address, "group.id": group.name})
-    foreign.commit(offsets=[TopicPartition(group.topic, 0, 150)], asynchronous=False)
-    foreign.close()
+    broker.add_partitions(group.topic, 3)
+    broker.produce(group.topic, values(sample, 200, 220), partition=2)
+    commit_as_another_program(group, {0: 150, 2: 20})
     assert group.shipper.run("status", "--until", "now", check=False).returncode == 4
     running = group.member()
     running.wait_for("another program has moved the group from record 100 to 150")
-    running.wait_until(lambda: stopped(running) == [f"{group.topic}/0"], "the partition is stopped")
+    running.wait_for("another program has moved the group from record 0 to 20")
+    running.wait_until(lambda: len(stopped(running)) == 2, "the partitions are stopped")
     group.write(on_gap="continue")
     running.process.send_signal(signal.SIGHUP)
     broker.produce(group.topic, values(sample, 150, 160), partition=0)
     group.finish(running)
     service.assert_holds_exactly([*sample.ids[:100], *sample.ids[150:160]])
-    assert sums(broker.table(group.ledger))["unreachable"] == 50
+    assert sums(broker.table(group.ledger))["unreachable"] == 70
     assert group.shipper.run("status", "--until", "now", check=False).returncode == 0
 
 
@@ -185,6 +192,7 @@ def test_a_partition_that_is_added_is_read_from_its_beginning(
 
 def test_a_new_group_can_begin_at_the_end(group: Group, broker: Broker, service: Service, sample: Sample):
     broker.produce(group.topic, values(sample, 0, 10), partition=0)
+    commit_as_another_program(group, {1: 0})  # says nothing about the other partition
     running = group.member({"input.kafka.start": "end"})
     running.wait_until(lambda: len(partitions(running)) == 2, "it has both partitions")
     broker.produce(group.topic, values(sample, 10, 20), partition=0)
