@@ -172,11 +172,11 @@ def consumer_properties(settings: KafkaSettings) -> dict[str, Any]:
     return config
 
 
-def producer_properties(name: str, max_record_bytes: int) -> dict[str, Any]:
+def producer_properties(name: str, max_record_bytes: int, *, limit_s: float | None = None) -> dict[str, Any]:
     """Return the additional properties of a transactional producer; `name` is the transactional id."""
     return {
         "transactional.id": name,
-        "transaction.timeout.ms": int(1000 * TRANSACTION_S),
+        "transaction.timeout.ms": int(1000 * (limit_s or TRANSACTION_S)),
         "enable.idempotence": True,
         "message.max.bytes": _MESSAGE_BYTES_MAX,  # so that max.message.bytes of the topic decides
         "batch.size": min(_BATCH_BYTES, max_record_bytes + LETTER_OVERHEAD_BYTES),  # the least that the topic accepts

@@ -44,7 +44,7 @@ from shipper.state.letters import EVERYTHING, DeadLetter, open_letters
 from shipper.state.store import Store
 
 _CALL_S: Final = 15.0
-
+_TRANSACTION_S: Final = 60.0  # for millions of letters; the next replay or purge ends one that hangs
 _KEY: Final = "shipper.key"
 
 LetterKey = tuple[int, int]  # stream and offset
@@ -97,7 +97,8 @@ class GroupView:
             with translate_errors(settings, f"{self._subject} cannot be read"), admin_client(settings, _CALL_S):
                 pass
         if max_record_bytes is not None:
-            transactional = producer_properties(f"{settings.group_id}-replay", max_record_bytes)
+            name = f"{settings.group_id}-replay"
+            transactional = producer_properties(name, max_record_bytes, limit_s=_TRANSACTION_S)
             with translate_errors(settings, f"{self._subject} cannot be written"):
                 self._producer = Producer(client_properties(settings, on_error=self._note_error) | transactional)
                 with self._connection_errors.explaining(settings, self._producer.poll):
