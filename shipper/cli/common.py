@@ -20,7 +20,7 @@ import typer
 from shipper.cli.commands import UsageError, option
 from shipper.config.load import USUAL_FILES, Entry, SettingsFile, misspelt_variables, read_entries
 from shipper.config.settings import Settings, build_settings, literal_secrets, require_endpoint
-from shipper.model.errors import ConfigError, ShipperError, StateError, StateUnwritableError
+from shipper.model.errors import ConfigError, ShipperError, SourceError, StateError, StateUnwritableError
 from shipper.model.printable import printable, printable_json
 from shipper.model.units import several as several
 from shipper.system.files import FULL_DISK
@@ -195,6 +195,15 @@ def _held(folder: Path) -> Iterator[os.stat_result]:
 def readable_state(settings: Settings) -> Settings:
     """Return the settings of `state_on_disk`, whose directory exists until the command ends."""
     return _views.enter_context(state_on_disk(settings))[0]
+
+
+def refuse_topic(path: str) -> None:
+    """Raise `SourceError` if a path is the address of a topic, in a command that reads only files."""
+    if path.startswith("kafka:/"):
+        raise SourceError(
+            f"{path}: this command reads files; copy some messages of the topic into one, such as with "
+            "kafka-console-consumer --max-messages 1000 > sample.ndjson"
+        )
 
 
 def open_input(path: Path, settings: Settings, known: Sequence[Stream] = ()) -> StreamReader:

@@ -13,7 +13,7 @@ import typer
 from msgspec.structs import replace
 
 from shipper.cli.commands import App
-from shipper.cli.common import OutputOption, SettingsOptions, open_input, plain, prepare
+from shipper.cli.common import OutputOption, SettingsOptions, open_input, plain, prepare, refuse_topic
 from shipper.cli.config import toml_value
 from shipper.cli.writing import check_target, write
 from shipper.config.mapping import FIELDS
@@ -68,6 +68,7 @@ def suggest(
     Example: shipper mapping suggest export.csv
     """
     target = check_target(output)
+    refuse_topic(str(path))
     settings = prepare(options)
     mapping = suggest_mapping(path, settings)
     if not mapping:

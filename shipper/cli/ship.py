@@ -22,6 +22,7 @@ from shipper.cli.common import (
     plain,
     prepare,
     read_settings,
+    refuse_topic,
     require_directory,
     say,
     set_up_logs,
@@ -305,6 +306,7 @@ def expand_paths(paths: Iterable[str], settings: Settings) -> list[FoundFile]:
 
     files: dict[Path, FoundFile] = {}
     for path in paths:
+        refuse_topic(path)
         patterns = Patterns([path], state_directory=settings.state.directory)
         matches = list(patterns.find())
         if not matches:

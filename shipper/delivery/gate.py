@@ -439,7 +439,8 @@ class Gate:
             self.shut_at = now
             write = log.info if reason in _LIMITS else log.warning
             wait_s = max(self._held_until, self.probe_at) - now
-            write("delivery_paused", reason=reason, message=verdict.message, probe_in_seconds=round(wait_s, 3))
+            end = {} if self.gives_up_at == math.inf else {"ends_in_seconds": round(self.gives_up_at - now)}
+            write("delivery_paused", reason=reason, message=verdict.message, probe_in_seconds=round(wait_s, 3), **end)
         self.reason = reason
 
     def _delay_probe(self, max_s: float) -> None:

@@ -253,13 +253,16 @@ class Assignment:
 
     # Start offsets --------------------------------------------------------------------------------------------------
 
-    def _find_starts(self, keys: Sequence[Partition]) -> dict[Partition, tuple[PartitionOffsets, Start]]:
+    def _find_starts(
+        self, keys: Sequence[Partition], *, are_gone: bool = False
+    ) -> dict[Partition, tuple[PartitionOffsets, Start]]:
         """
         Query where to begin until the brokers answer, as nothing may be read before; return {} if closed.
 
         A partition that does not exist or has no leader is stopped: the group may still assign it to the member.
         """
-        limit = self._now() + _CALL_S  # the brokers learn of a new partition later than their controller
+        # The brokers learn of a new partition later than their controller.
+        limit = self._now() + (0 if are_gone else _CALL_S)
         while not self._closing.is_set():
             self._offsets_read_at = self._wall_time()
             try:
@@ -309,8 +312,9 @@ class Assignment:
                 partition = partition._replace(initial_partitions=0)
             settled = saved.get((partition.topic_id, partition.partition))
             if partition.committed is not None:
-                is_passed_over = not partition.metadata.topic_id and (settled or 0) < partition.committed
-                return partition._replace(passed_over_from=settled if is_passed_over else None)
+                first = partition.low if settled is None and partition.is_added else settled
+                is_passed_over = not partition.metadata.topic_id and first is not None and first < partition.committed
+                return partition._replace(passed_over_from=first if is_passed_over else None)
             first = None if self._ranges is None else self._range(partition).start
             return partition._replace(committed=first if settled is None else settled)
 
@@ -356,12 +360,14 @@ class Assignment:
             log.error("source_unreachable", message=start.gap, records=start.missing)
         return stream
 
-    def restart(self, stream: KafkaStream, *, is_lost: bool = False, reset: KafkaError | None = None) -> None:
+    def restart(
+        self, stream: KafkaStream, *, is_lost: bool = False, is_gone: bool = False, reset: KafkaError | None = None
+    ) -> None:
         """Restart a partition after a gap, which `reset` describes, a recreated topic, or a change of `on_gap`."""
         if self._link.portal is None:
             return
         self._hand_over([stream], is_lost=is_lost)
-        starts = self._find_starts([stream.topic_partition])
+        starts = self._find_starts([stream.topic_partition], are_gone=is_gone)
         if not starts:
             return
         offsets, start = starts[stream.topic_partition]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -63,6 +64,8 @@ _NO_TLS: Final = "PLAINTEXT broker listener"  # likewise
 _MESSAGE_BYTES_MAX: Final = 1_000_000_000  # the client accepts no larger limit
 _BATCH_BYTES: Final = 1_000_000  # the default
 _POLL_S: Final = 0.02
+_FILE_KEYS: Final = {"ca": "ca_bundle", "certificate": "client_certificate", "key": "client_key"}
+_FILE_PROPERTY: Final = re.compile(r"ssl\.(ca|certificate|key)\.location")
 
 
 class _Log(logging.Handler):
@@ -99,7 +102,7 @@ def client_properties(settings: KafkaSettings, *, on_error: OnError | None = Non
         "client.id": f"shipper-{__version__}",
         "security.protocol": protocol,
     }
-    for key, name in (("ca_bundle", "ca"), ("client_certificate", "certificate"), ("client_key", "key")):
+    for name, key in _FILE_KEYS.items():
         path = getattr(settings, key)
         if path is not None:
             try:
@@ -119,6 +122,16 @@ def client_properties(settings: KafkaSettings, *, on_error: OnError | None = Non
     config["logger"] = logging.Logger("shipper.kafka")  # not a child of the root logger
     config["logger"].addHandler(_Log(secrets))
     return config if on_error is None else config | {"error_cb": on_error}
+
+
+@contextmanager
+def valid_properties(settings: KafkaSettings) -> Iterator[None]:
+    """Raise `ConfigError` if a client cannot be created with its properties."""
+    try:
+        yield
+    except KafkaException as exception:
+        error = error_of(exception)
+        raise ConfigError(describe_refusal(settings, error) or describe(error), key="input.kafka") from None
 
 
 def read_password(secret: Secret) -> str:
@@ -159,11 +172,11 @@ def consumer_properties(settings: KafkaSettings) -> dict[str, Any]:
     return config
 
 
-def producer_properties(name: str, max_record_bytes: int) -> dict[str, Any]:
+def producer_properties(name: str, max_record_bytes: int, *, limit_s: float | None = None) -> dict[str, Any]:
     """Return the additional properties of a transactional producer; `name` is the transactional id."""
     return {
         "transactional.id": name,
-        "transaction.timeout.ms": int(1000 * TRANSACTION_S),
+        "transaction.timeout.ms": int(1000 * (limit_s or TRANSACTION_S)),
         "enable.idempotence": True,
         "message.max.bytes": _MESSAGE_BYTES_MAX,  # so that max.message.bytes of the topic decides
         "batch.size": min(_BATCH_BYTES, max_record_bytes + LETTER_OVERHEAD_BYTES),  # the least that the topic accepts
@@ -321,8 +334,8 @@ def missing_topic(*, is_input: bool, is_argument: bool = False) -> str:
 
 
 def describe(error: KafkaError) -> str:
-    """Return the message and the name of an error."""
-    return f"{error.str()} ({error.name()})"
+    """Return the message, with our names of settings, and the name of an error."""
+    return f"{_FILE_PROPERTY.sub(lambda match: f'input.kafka.{_FILE_KEYS[match[1]]}', error.str())} ({error.name()})"
 
 
 @contextmanager

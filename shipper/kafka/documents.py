@@ -49,11 +49,21 @@ _KEPT_HEADERS_BYTES: Final = 2048  # of the message, in a shortened letter
 
 
 class Document(NamedTuple):
-    """A record of a compacted topic; value None deletes the document with the key."""
+    """
+    A record of a compacted topic; value None deletes the document with the key.
+
+    Attributes:
+        partition: All versions of a document must be in one. That is the first partition for all documents, because a
+            partition that depends on the key would change with their number.
+    """
 
     key: str
     value: bytes | None
     headers: Headers = ()
+    partition: int = 0
+
+    def deletion(self) -> Document:
+        return Document(self.key, None, partition=self.partition)
 
 
 class Metadata(Struct, frozen=True, omit_defaults=True):
@@ -333,10 +343,10 @@ def produce(
     producer: Producer, topic: str, documents: Iterable[Document], on_delivery: Callable[[Any, Any], None]
 ) -> None:
     """Queue documents in a producer, waiting while its queue is full."""
-    for key, value, headers in documents:
+    for key, value, headers, partition in documents:
         while True:
             try:
-                producer.produce(topic, value, key=key, headers=list(headers), on_delivery=on_delivery)
+                producer.produce(topic, value, key, partition, on_delivery=on_delivery, headers=list(headers))
                 break
             except BufferError:
                 producer.poll(0.1)
@@ -355,7 +365,7 @@ def read_table(settings: KafkaSettings, topic: str, *, is_complete: bool = False
 def count_letters(settings: KafkaSettings) -> int:
     """Count the dead letters of a group; errors as for `read_documents`."""
     keys: set[str] = set()
-    for key, value, headers in read_documents(settings, settings.letters):
+    for key, value, headers, _ in read_documents(settings, settings.letters):
         is_own = value is not None and is_owner(owner_of(headers), settings.group_id)
         (keys.add if is_own else keys.discard)(key)
     return len(keys)
@@ -389,7 +399,7 @@ def read_documents(settings: KafkaSettings, topic: str, *, is_complete: bool = F
             error = message.error()
             if error is None:
                 key = (message.key() or b"").decode(errors="replace")
-                yield Document(key, message.value(), headers_of([message])[0] or ())
+                yield Document(key, message.value(), headers_of([message])[0] or (), message.partition() or 0)
             elif error.code() == KafkaError._PARTITION_EOF:
                 number = message.partition() or 0
                 if (message.offset() or 0) >= ends.get((topic, number), 0):

@@ -33,6 +33,7 @@ from shipper.kafka.client import (
     error_of,
     name_taken_error,
     read_password,
+    valid_properties,
 )
 from shipper.kafka.documents import Metadata
 from shipper.kafka.member_status import MemberStatus
@@ -92,7 +93,9 @@ class Member:
         properties = client_properties(settings)
         self.password: str | None = properties.get("sasl.password")
         self.admin = AdminClient(properties)
-        self._consumer = Consumer(properties | consumer_properties(settings) | {"error_cb": self._note_client_error})
+        properties |= consumer_properties(settings) | {"error_cb": self._note_client_error}
+        with valid_properties(settings):
+            self._consumer = Consumer(properties)
         self._thread = threading.Thread(target=self._run, name="kafka", daemon=True)
         self._wakeup = threading.Event()  # of the thread: the queue has room, the settings have changed, or the end
         self._closing = threading.Event()
@@ -401,11 +404,11 @@ class Member:
         if not self._missing_topics:
             self.status.remove_obstacle("input_gap")
         topic_id = str(description.topic_id)
-        numbers = {partition.id for partition in description.partitions if partition.leader is not None}
+        led = {partition.id: partition.leader is not None for partition in description.partitions}
         for stream in [stream for stream in self.assignment.streams.values() if stream.topic == topic]:
-            is_back = not stream.topic_id and stream.partition in numbers
+            is_back = not stream.topic_id and led.get(stream.partition, False)
             if stream.topic_id != topic_id and (is_back or not stream.stopped):
-                self.assignment.restart(stream, is_lost=True)
+                self.assignment.restart(stream, is_lost=True, is_gone=stream.partition not in led)
 
     def _check_ranges(self, ranges: Mapping[Partition, range], now: float) -> None:
         """Check whether the group has settled the ranges, once this member has nothing left to do."""

@@ -43,6 +43,7 @@ _OFFSETS: Final = re.compile(r"(\d{1,18})-(\d{1,18})", re.ASCII)
 _FORMS: Final = f"{SCHEME}TOPIC, {SCHEME}TOPIC/PARTITION or {SCHEME}TOPIC/PARTITION:START-END"
 _DIVERGED_AT: Final = re.compile(r"broker end offset is (-?\d+)")
 _HIDDEN: Final = "the last records belong to or follow a producer's open transaction, and can be read once it has ended"
+_FOREIGN: Final = "if records are missing before that, the log and /readyz of the member that reads it say so"
 _CALL_S: Final = 15.0
 
 
@@ -128,7 +129,8 @@ def read_offsets(
     metadata = {key: read_metadata(position.metadata) for key, position in committed.items() if position.offset >= 0}
     initial_partitions: dict[str, int] = {}
     for (name, _), known in metadata.items():
-        initial_partitions[name] = min(known.initial_partitions, initial_partitions.get(name, sys.maxsize))
+        if known.topic_id:
+            initial_partitions[name] = min(known.initial_partitions, initial_partitions.get(name, sys.maxsize))
     led = [
         TopicPartition(name, partition.id)
         for name, topic in topics_by_name.items()
@@ -357,7 +359,7 @@ def _admin(settings: KafkaSettings, subject: str, right: str = "") -> Iterator[A
 
 def _offsets_since(time_s: float, admin: AdminClient, partitions: Iterable[Partition]) -> dict[Partition, int]:
     """Return the first offsets from a time on; -1 = none."""
-    spec = OffsetSpec.for_timestamp(int(1000 * time_s))
+    spec = OffsetSpec.for_timestamp(max(0, int(1000 * time_s)))  # negative ones are not times
     return offsets_at(admin, [TopicPartition(*key) for key in partitions], spec, _CALL_S)
 
 
@@ -386,7 +388,11 @@ def _partition_state(offsets: PartitionOffsets, settings: KafkaSettings, at: flo
     settled_until = offsets.metadata.settled_until
     if start.gap or (settled_until is not None and settled_until > at):  # the clock of a member is ahead
         settled_until = None
-    hidden = f"{offsets.topic}/{offsets.partition}: {_HIDDEN}" if offsets.high <= position < offsets.end else ""
+    where, note = f"{offsets.topic}/{offsets.partition}", ""
+    if offsets.high <= position < offsets.end:
+        note = f"{where}: {_HIDDEN}"
+    elif committed != offsets.committed:
+        note = f"{where}: another program has moved the group to {offsets.committed:,}; {_FOREIGN}"
     return PartitionState(
         topic=offsets.topic,
         partition=offsets.partition,
@@ -395,7 +401,7 @@ def _partition_state(offsets: PartitionOffsets, settings: KafkaSettings, at: flo
         lag_records=max(0, offsets.end - position),
         delivered_until=at if is_at_end else settled_until,
         state="stopped" if start.is_stopped else "reading",
-        message=start.gap or hidden or topics_problem(offsets, settings),
+        message=start.gap or note or topics_problem(offsets, settings),
     )
 
 

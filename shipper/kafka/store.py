@@ -32,6 +32,7 @@ from shipper.kafka.client import (
     name_taken_error,
     producer_properties,
     required_right,
+    valid_properties,
 )
 from shipper.kafka.documents import Document, Metadata, add_checkpoints, letter_document, produce, shortened_letter
 from shipper.kafka.member import Member
@@ -107,7 +108,8 @@ class TransactionStore:
         self._lock = threading.Lock()
 
     def _new_producer(self, limit_s: float) -> Producer:
-        producer = Producer(self._properties)
+        with valid_properties(self._settings):
+            producer = Producer(self._properties)
         with suppress(KafkaException):  # connect now, or it looks for its coordinator half a second later
             producer.list_topics(self._settings.letters, _CONNECT_S)
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from codecs import BOM_UTF8
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -360,9 +361,9 @@ def _without_none(values: Sequence[T | None]) -> dict[int, T]:
 def _lines(values: Sequence[bytes | None], max_record_bytes: int) -> tuple[Sequence[bytes], dict[int, bytes | None]]:
     """Return a line for each value, without the newline, and by index the values that differ from their lines."""
     with suppress(TypeError):  # a value is None
-        # Nearly always each value is a line that begins like an object. Both checks are faster than a loop.
+        # Nearly always each value is a line that begins like an object. The checks are faster than a loop.
         joined = b"".join(values)  # type: ignore[arg-type]
-        is_plain = min(values) >= b"{" and b"\n" not in joined  # type: ignore[type-var, operator]
+        is_plain = min(values) >= b"{" and max(values) < b"|" and b"\n" not in joined  # type: ignore[type-var, operator]
         if is_plain and (len(joined) <= max_record_bytes or max(map(len, values)) <= max_record_bytes):  # type: ignore[arg-type]
             return values, {}  # type: ignore[return-value]
     lines = [*map(_line, values)]
@@ -373,16 +374,17 @@ def _lines(values: Sequence[bytes | None], max_record_bytes: int) -> tuple[Seque
 def _line(value: bytes | None) -> bytes:
     if value is None or not has_record(value):
         return _NO_RECORD
-    value = without_frame(value)
+    value = without_prefix(value)
     if value.startswith(b"\0"):
         return _NO_RECORD
     # In JSON a carriage return is equivalent to a newline: whitespace, or an error within a string.
     return value.replace(b"\n", b"\r")
 
 
-def without_frame(value: bytes) -> bytes:
-    """Return the JSON in a schema registry's frame; any other value is returned unchanged."""
-    return value[_FRAME_BYTES:] if value.startswith(b"\0") and value.startswith(b"{", _FRAME_BYTES) else value
+def without_prefix(value: bytes) -> bytes:
+    """Return the JSON after a schema registry's frame or a byte-order mark; any other value is returned unchanged."""
+    size = _FRAME_BYTES if value.startswith(b"\0") else len(BOM_UTF8) if value.startswith(BOM_UTF8) else 0
+    return value[size:] if value.startswith(b"{", size) else value
 
 
 def has_record(value: bytes | None) -> bool:

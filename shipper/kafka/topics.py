@@ -29,6 +29,7 @@ from shipper.kafka.client import (
     other_members,
     producer_properties,
     required_right,
+    valid_properties,
 )
 from shipper.kafka.documents import is_owner, owner_of, read_table
 from shipper.model.errors import ConfigError, StateUnwritableError
@@ -75,11 +76,8 @@ class Topics:
         self._settings = settings
         self._max_record_bytes = max_record_bytes
         self._connection_errors = ConnectionErrors()
-        try:
+        with valid_properties(settings):
             self._admin = AdminClient(client_properties(settings, on_error=self._connection_errors))
-        except KafkaException as exception:
-            error = error_of(exception)
-            raise ConfigError(describe_refusal(settings, error) or describe(error), key="input.kafka") from None
 
     @property
     def is_refused(self) -> bool:
@@ -268,8 +266,8 @@ class Topics:
         except KafkaException as exception:
             yield self._finding_of(name, error_of(exception))
         transactional = producer_properties(f"{settings.group_id}-check", self._max_record_bytes)
-        producer = Producer(client_properties(settings) | transactional)
         try:
+            producer = Producer(client_properties(settings) | transactional)
             producer.init_transactions(2 * _CALL_S)
             producer.begin_transaction()
             producer.commit_transaction(_CALL_S)

@@ -37,14 +37,14 @@ from shipper.kafka.documents import (
     totals_row,
     updated_letter,
 )
-from shipper.kafka.stream import Headers, has_record, without_frame
+from shipper.kafka.stream import Headers, has_record, without_prefix
 from shipper.model.records import Checkpoint, LedgerKey, Rejection, Stream, Tally
 from shipper.state.ledger import read_ledger
 from shipper.state.letters import EVERYTHING, DeadLetter, open_letters
 from shipper.state.store import Store
 
 _CALL_S: Final = 15.0
-
+_TRANSACTION_S: Final = 60.0  # for millions of letters; the next replay or purge ends one that hangs
 _KEY: Final = "shipper.key"
 
 LetterKey = tuple[int, int]  # stream and offset
@@ -97,7 +97,8 @@ class GroupView:
             with translate_errors(settings, f"{self._subject} cannot be read"), admin_client(settings, _CALL_S):
                 pass
         if max_record_bytes is not None:
-            transactional = producer_properties(f"{settings.group_id}-replay", max_record_bytes)
+            name = f"{settings.group_id}-replay"
+            transactional = producer_properties(name, max_record_bytes, limit_s=_TRANSACTION_S)
             with translate_errors(settings, f"{self._subject} cannot be written"):
                 self._producer = Producer(client_properties(settings, on_error=self._note_error) | transactional)
                 with self._connection_errors.explaining(settings, self._producer.poll):
@@ -171,7 +172,7 @@ class GroupView:
 
     def delete(self, letters: Iterable[DeadLetter]) -> None:
         """Delete dead letters; their bytes remain until the brokers compact the topic."""
-        deleted = [Document(self._letters[letter.stream_id, letter.start_offset].key, None) for letter in letters]
+        deleted = [self._letters[letter.stream_id, letter.start_offset].deletion() for letter in letters]
         with translate_errors(self._settings, f"{self._subject} cannot be written"):
             self._commit({self._settings.letters: deleted})
 
@@ -223,7 +224,7 @@ class GroupView:
             "duplicates": duplicates,
         }
         rows.append(totals_row(prefix, totals | {"unreachable": 0}, topic=topic, group=settings.group_id))
-        letters = [Document(self._letters[key].key, None) for key in deleted]
+        letters = [self._letters[key].deletion() for key in deleted]
         letters += [updated_letter(new.letters[key], self._letters[key]) for key in updated]
         failure = f"{self._subject} cannot be written; accepted records are sent again by the next replay"
         with translate_errors(settings, failure):
@@ -258,7 +259,7 @@ def _parse_letter(letter: Document) -> tuple[float, str, Rejection]:
         end_offset=offset + 1,
         rule=fields["rule"],
         message=fields["message"],
-        raw=without_frame(value) if "tombstone" not in fields and has_record(value := letter.value or b"") else b"",
+        raw=without_prefix(value) if "tombstone" not in fields and has_record(value := letter.value or b"") else b"",
         event_id=fields.get("event_id", ""),
         consumer_id=fields.get("consumer_id", ""),
         status=int(fields["status"]),

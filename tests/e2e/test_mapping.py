@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shipper.cli.config import toml_value
+from tests.cases import each
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Shipper, changed
 from tests.e2e.fake_service import FakeService, events_of
@@ -381,3 +382,8 @@ def test_only_the_beginning_of_a_file_is_read(shipper: Shipper):
     suggested = shipper.run("mapping", "suggest", path)
     assert 'ConsumerID = "player_id"' in suggested.stdout
     assert "brand_id" not in suggested.stdout
+
+
+@each("command", [["validate"], ["mapping", "suggest"]])
+def test_a_topic_is_refused_with_the_way_to_read_it(command: list[str], shipper: Shipper):
+    shipper.run(*command, "kafka://t/0:1-2").assert_ended(2, "copy some messages of the topic into one")

@@ -146,8 +146,11 @@ def test_single_failures_do_not_hold_the_others():
 
 
 def test_a_one_shot_run_gives_up_when_nothing_was_accepted_for_too_long():
-    at, message, _ = given_up(ServiceModel(until(10_000, answer(503))), give_up_after_s=900)
+    with capture_logs() as logs:
+        at, message, _ = given_up(ServiceModel(until(10_000, answer(503))), give_up_after_s=900)
     assert 900 <= at <= 901
+    (paused,) = (entry for entry in logs if entry["event"] == "delivery_paused")
+    assert 890 < paused["ends_in_seconds"] <= 900
     assert "nothing was accepted for 900 s" in message
 
 

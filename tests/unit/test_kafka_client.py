@@ -7,6 +7,7 @@ import os
 import tempfile
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,6 +96,16 @@ def test_a_replay_that_is_ended_while_it_writes_says_that_another_one_has_starte
 
     with pytest.raises(StateInUseError, match="another replay or purge of group g has started"):
         view.delete([Letter()])  # type: ignore[list-item]
+
+
+def test_a_replay_has_more_time_than_a_member_as_it_may_write_millions_of_letters(monkeypatch: pytest.MonkeyPatch):
+    created: list[dict[str, Any]] = []
+    producer = SimpleNamespace(init_transactions=lambda _: None, poll=lambda _: None)
+    monkeypatch.setattr("shipper.kafka.view.Producer", lambda properties: created.append(properties) or producer)
+    monkeypatch.setattr("shipper.kafka.view.read_table", lambda *_, **__: [])
+    monkeypatch.setattr(GroupView, "_copy", lambda *_: None)
+    GroupView(SETTINGS, Path(), max_record_bytes=1)
+    assert created[0]["transaction.timeout.ms"] >= 60_000
 
 
 def test_a_copy_without_room_says_how_to_make_some(monkeypatch: pytest.MonkeyPatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from typing import Any, NamedTuple
 
 import msgspec
@@ -62,6 +63,7 @@ def stream(**fields: object) -> KafkaStream:
 VALUES = st.one_of(
     st.none(),
     st.sampled_from([b"", b" ", b"\n", b"\0", b"{}\n{}", b"\0\0\0\0\1{}", b"\0\0\0\0\1x", b"a\r\nb"]),
+    st.sampled_from([BOM_UTF8, BOM_UTF8 + b"{}"]),
     st.binary(max_size=40),
 )
 
@@ -330,6 +332,10 @@ def test_a_commit_of_a_member_with_other_topics_is_reported(topics: tuple[str, s
     message = _partition_state(offsets(15, read_metadata(known.text())), SETTINGS, 9.0).message
     assert words in message
     assert bool(message) == bool(words)
+
+
+def test_a_commit_of_another_program_is_reported():
+    assert "another program has moved the group" in _partition_state(offsets(15, UNKNOWN), SETTINGS, 9.0).message
 
 
 @each("start", ["beginning", "end"])

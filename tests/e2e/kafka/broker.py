@@ -24,6 +24,7 @@ from confluent_kafka.admin import (
     AclOperation,
     AclPermissionType,
     AdminClient,
+    NewPartitions,
     NewTopic,
     ResourcePatternType,
     ResourceType,
@@ -231,6 +232,9 @@ class Broker:
         wait_until(  # the brokers learn of it later than the controller
             lambda: len(self.admin.list_topics(topic, 10).topics[topic].partitions) == partitions, "the topic exists"
         )
+
+    def add_partitions(self, topic: str, partitions: int) -> None:
+        _done(self.admin.create_partitions([NewPartitions(topic, partitions)]))
 
     def delete(self, topic: str) -> None:
         _done(self.admin.delete_topics([topic], operation_timeout=10))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from codecs import BOM_UTF8
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import SHIPPER, Service, Shipper, changed
@@ -84,23 +85,26 @@ def test_a_consumer_is_erased_from_the_letters_of_a_group(
 
 
 def test_a_replay_reads_a_message_like_a_member(group: Group, broker: Broker, service: Service, sample: Sample):
-    naive = changed(sample.lines[0], Timestamp="2026-01-15 10:00:00").rstrip(b"\n")
-    framed, avro, blank = b"\0\0\0\0\x09" + naive, b"\0\0\0\0\x2aavro", b"  "
-    broker.produce(group.topic, [framed, avro, blank], partition=0)
+    naive = [changed(line, Timestamp="2026-01-15 10:00:00").rstrip(b"\n") for line in sample.lines[:20]]
+    prefixed = [(BOM_UTF8 if number else b"\0\0\0\0\x09") + line for number, line in enumerate(naive)]
+    avro, blank = b"\0\0\0\0\x2aavro", b"  "
+    broker.produce(group.topic, [*prefixed, avro, blank], partition=0)
     group.finish(group.member())
-    assert {each.value for each in broker.table(group.letters).values()} == {framed, avro, blank}
+    assert {each.value for each in broker.table(group.letters).values()} == {*prefixed, avro, blank}
     exported = group.shipper.run("dead-letters", "export", "--reason", "timestamp", check=False)
-    assert exported.stdout.encode() == naive + b"\n"
+    assert exported.stdout.encode() == b"".join(line + b"\n" for line in naive)
+    for topic in (group.letters, group.ledger):  # the new versions of the letters must still be with the old ones
+        broker.add_partitions(topic, 5)
     settings = {"records.assume_timezone": "UTC"}
     replayed = group.shipper.run("dead-letters", "replay", "--summary", "json", settings=settings, check=False)
-    assert replayed.counts() == (2, 1, 1, 0, 0), replayed
-    service.assert_holds_exactly(sample.ids[:1])
+    assert replayed.counts() == (21, 20, 1, 0, 0), replayed
+    service.assert_holds_exactly(sample.ids[:20])
     assert "of a message that is empty or has no value" in replayed.stderr
     left = {each.value: each.headers["shipper.message"] for each in broker.table(group.letters).values()}
     assert left.keys() == {avro, blank}
     assert b"schema 42" in left[avro]
     counts = sums(broker.table(group.ledger))
-    assert (counts["read"], counts["accepted"], counts["dead_lettered"]) == (3, 1, 2)
+    assert (counts["read"], counts["accepted"], counts["dead_lettered"]) == (22, 20, 2)
 
 
 def test_the_ids_of_dead_letters_are_the_positions_of_messages(

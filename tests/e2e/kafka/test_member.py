@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from codecs import BOM_UTF8
 from datetime import UTC, datetime
 
 from confluent_kafka import Producer
@@ -58,12 +59,12 @@ def test_each_bad_message_is_one_letter_byte_for_byte(group: Group, broker: Brok
         b"\0\0\0\0\x07avro",
         b"\xff\xfe",
     ]
-    framed = b"\0\0\0\0\x09" + values(sample, 11, 12)[0]
+    prefixed = [b"\0\0\0\0\x09" + values(sample, 11, 12)[0], BOM_UTF8 + values(sample, 13, 14)[0]]
     spread = values(sample, 12, 13)[0].replace(b",", b",\n", 1)
-    broker.produce(group.topic, [*good, *bad, framed, spread], partition=1, headers={"trace": b"7"})
+    broker.produce(group.topic, [*good, *bad, *prefixed, spread], partition=1, headers={"trace": b"7"})
     running = group.member()
     group.finish(running)
-    service.assert_holds_exactly([*sample.ids[:10], sample.ids[11], sample.ids[12]])
+    service.assert_holds_exactly([*sample.ids[:10], *sample.ids[11:14]])
     letters = sorted(broker.table(group.letters).values(), key=lambda each: int(each.headers["shipper.offset"]))
     assert [each.value for each in letters] == [b"null" if value is None else value for value in bad]
     assert [int(each.headers["shipper.offset"]) for each in letters] == list(range(10, 18))
@@ -79,7 +80,7 @@ def test_each_bad_message_is_one_letter_byte_for_byte(group: Group, broker: Brok
     assert [(each["path"], each["offset"]) for each in logged] == [(f"{group.topic}/1", 10 + n) for n in range(8)]
     assert [each["message"] for each in logged] == messages
     counts = sums(broker.table(group.ledger))
-    assert (counts["read"], counts["accepted"], counts["dead_lettered"]) == (20, 12, 8)
+    assert (counts["read"], counts["accepted"], counts["dead_lettered"]) == (21, 13, 8)
 
 
 def test_letters_contain_keys_and_tombstones_can_be_skipped(group: Group, broker: Broker, sample: Sample):

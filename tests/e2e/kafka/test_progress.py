@@ -187,6 +187,19 @@ def test_missing_topics_are_named_with_what_to_do(broker: Broker, shipper: Shipp
     assert "compacted: records with the key of a later one are deleted, even before they are read" in checked.stdout
 
 
+def test_properties_that_the_client_library_refuses_are_named(group: Group, shipper: Shipper):
+    check = ["check", "--online"]
+    for name, command, code in (
+        ("max.in.flight", ["run"], 2),
+        ("max.poll.interval.ms", ["run"], 2),
+        ("retries", check, 4),
+    ):
+        group.security = f"security = 'plaintext'\nclient = {{ '{name}' = {6000 if '.' in name else 0} }}"
+        group.write()
+        refused = shipper.run(*command, check=False)
+        assert (refused.returncode, f"`{name}`" in refused.stdout + refused.stderr) == (code, True), refused
+
+
 def test_brokers_that_do_not_answer_are_named_with_the_setting_to_check(group: Group, broker: Broker, shipper: Shipper):
     limits = {
         f"shipper.kafka.{name}": 1.5

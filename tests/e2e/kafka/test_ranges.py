@@ -65,9 +65,9 @@ def test_a_range_of_times_is_resolved_by_the_brokers_and_later_records_are_read_
     broker.produce(group.topic, values(sample, 300, 310))
     assert backfill(group, *opened).counts()[:2] == (10, 10)
     service.assert_holds_exactly(sample.ids[100:310])
-    later = [f"kafka://{group.topic}", "--since", f"{noon + timedelta(days=2):%Y-%m-%d}"]
-    for options in ((), ("--dry-run",)):
-        nothing = group.shipper.run("backfill", *later, *options, settings=QUICK, check=False)
+    later, earlier = ("--since", f"{noon + timedelta(days=2):%Y-%m-%d}"), ("--until", "1969-12-30")
+    for options in (later, (*later, "--dry-run"), (*earlier, "--dry-run")):
+        nothing = group.shipper.run("backfill", f"kafka://{group.topic}", *options, settings=QUICK, check=False)
         said = nothing.stdout + nothing.stderr
         assert (nothing.returncode, "there are no messages in this range\n" in said) == (0, True), nothing
         assert "settled before" not in said

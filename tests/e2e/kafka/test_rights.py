@@ -104,6 +104,8 @@ def test_the_reason_why_a_client_cannot_connect_is_named(secure: Group):
     (secure.shipper.folder / "password").write_text(PASSWORD)
     secure.shipper.config.write_text("\n".join(line for line in text.splitlines() if not line.startswith("ca_bundle")))
     assert_named("input.kafka.ca_bundle")
+    refused = ended("run")
+    assert "verify that input.kafka.ca_bundle is" in refused.stderr.splitlines()[-1], refused.stderr
 
 
 def test_a_password_that_is_changed_in_the_brokers_and_then_in_its_file_is_used_without_a_restart(
