@@ -186,15 +186,9 @@ def _example(leaf: Leaf) -> Any:
 
 def _write_private(path: Path, text: str, *, replace: bool) -> None:
     """Write a file with mode 0600; raise `ConfigError` if it exists already or cannot be written."""
+    if not replace and os.path.lexists(path):
+        raise ConfigError("already exists; choose another file, or overwrite it with --force", source=str(path))
     try:
-        if replace:
-            replace_file(path, text.encode())
-        else:
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(text.encode())
-    except FileExistsError as exc:
-        raise ConfigError(
-            "already exists; choose another file, or overwrite it with --force", source=str(path)
-        ) from exc
+        replace_file(path, text.encode())
     except OSError as exc:
         raise ConfigError(f"cannot be written: {exc.strerror or exc}", source=str(path)) from exc

@@ -211,7 +211,7 @@ def _period(part: Part, fetched: FetchedReport, history: History | None, days: D
     """Store a report; return it with earlier versions that were fetched after its days were over."""
     from shipper.model.errors import ReportError
     from shipper.report.checks import Finding, check_fetched, check_period
-    from shipper.report.reconcile.model import Period
+    from shipper.report.reconcile.model import Period, without_other_figures
 
     for finding in check_period(fetched.report, part.days):
         raise ReportError(f"{part}: {finding.message}")
@@ -224,11 +224,11 @@ def _period(part: Part, fetched: FetchedReport, history: History | None, days: D
     if history is not None:
         version = history.add(part, fetched)
         earlier = [
-            history.report(other).report
+            without_other_figures(history.report(other).report)
             for other in history.versions(part)
             if other.number != version.number and days.is_over(part.days.end, other.last_fetched_at)
         ]
-    return Period(part.days, fetched.report, earlier, findings)
+    return Period(part.days, without_other_figures(fetched.report), earlier, findings)
 
 
 def _notes(settings: Settings, pending_bytes: int, letters: DeadLetterCounts, result: Reconciliation) -> list[str]:

@@ -119,7 +119,8 @@ def resolve_secret(secret: Secret, *, key: str, is_for_header: bool = True) -> s
         key: The dotted key of the setting, for errors.
         is_for_header: The secret is sent in a header, so it must be Latin-1.
     Returns:
-        The secret without trailing line breaks; not empty, without control characters and surrounding whitespace.
+        The secret without trailing line breaks; not empty, without control characters and surrounding whitespace. A
+        token does not begin with `Bearer`.
     Raises:
         ConfigError: The variable or file does not exist, the file is accessible to others or does not belong to this
             user or root, or the value is invalid.
@@ -293,6 +294,8 @@ def _validate(value: str, origin: str, key: str, is_for_header: bool) -> str:
         raise ConfigError(f"the secret from {origin} contains a control character or line break", key=key)
     if value != value.strip():
         raise ConfigError(f"the secret from {origin} begins or ends with whitespace", key=key)
+    if key.endswith("token") and value.lower().startswith("bearer "):
+        raise ConfigError(f"the secret from {origin} begins with Bearer, which shipper adds; remove this word", key=key)
     if is_for_header and not all(ord(character) < 256 for character in value):
         raise ConfigError(f"the secret from {origin} contains a character outside Latin-1", key=key)
     return value

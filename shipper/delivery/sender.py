@@ -181,6 +181,7 @@ class Sender:
         """
         gate = self._gate
         while True:
+            attempts = outgoing.attempts
             admission = await gate.enter(outgoing.batch.events)
             try:
                 if not self._drop_released(outgoing):
@@ -193,9 +194,11 @@ class Sender:
             if not isinstance(result, Verdict):
                 return result
             outgoing.failures += 1
-            is_blamed = self._is_blamed(outgoing, result)
+            was_sent = outgoing.attempts > attempts  # otherwise a secret is missing
+            is_blamed = was_sent and self._is_blamed(outgoing, result)
             wait_s = 0.0 if gate.reason else max(gate.backoff_s(outgoing.failures), result.retry_after_s or 0.0)
-            self._shared.counts.by_cause[result.reason] += 1
+            if was_sent:
+                self._shared.counts.by_cause[result.reason] += 1
             (log.debug if gate.reason else log.info)(  # a pause has been logged by the gate
                 "retry_scheduled",
                 reason=result.reason,

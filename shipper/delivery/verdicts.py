@@ -345,6 +345,8 @@ def _refusal(answer: Answer, document: object) -> Verdict:
 
 
 def _details(answer: Answer, document: object, quote: Callable[[str], str]) -> str:
+    if answer.compression and answer.status >= 300:  # of a 2xx answer, it is the problem
+        return f"(HTTP {answer.status}; unreadable, as it is compressed: {answer.compression})"
     known = _KNOWN_WORDS.search(_text(document))
     words = known[0] if known else quote(_statement(answer.body, document)) if answer.status in _NO_ACCESS else ""
     return f'(HTTP {answer.status}: "{words}")' if words else f"(HTTP {answer.status})"

@@ -40,7 +40,7 @@ from shipper.kafka.offsets import Selection
 from shipper.kafka.stream import KafkaStream, Session
 from shipper.kafka.topics import Topics, unwritable_topics
 from shipper.model.errors import ConfigError, StateError, StateUnwritableError
-from shipper.model.records import Checkpoint
+from shipper.model.records import Checkpoint, Totals
 from shipper.state.store import SaveResult
 from shipper.system.crash_points import crash_point
 from shipper.system.work import WorkItem, at_work, step
@@ -123,6 +123,10 @@ class TransactionStore:
     def accepted_ids(self) -> Iterable[bytes]:
         """Return nothing: a member knows only the EventIds it has seen itself."""
         return ()
+
+    def totals(self) -> Totals:
+        """Return zeros: `GroupStatus` reads the totals of a group."""
+        return Totals()
 
     def expire(self, before_s: float, now_s: float) -> int:
         """Do nothing: retention is a setting of the topics."""

@@ -103,7 +103,7 @@ class Observer:
             outcome=outcome,
             input_ended=self._source.is_exhausted,
             **asdict(totals),
-            unsaved=settlement.unsaved_records,
+            ever_read=settlement.ever_read,
             **asdict(replace(backlog, group=group)),
             dead_letters=settlement.acks.reasons.copy(),
             settled_bytes=settlement.settled_bytes,

@@ -78,6 +78,8 @@ class StateStore(Protocol):
 
     def accepted_ids(self) -> Iterable[bytes]: ...
 
+    def totals(self) -> Totals: ...
+
 
 class Blockage(NamedTuple):
     """Why settled records cannot be saved: a key of `pauses.ADVICE`, a message, since when on the loop's clock."""
@@ -139,6 +141,7 @@ class Settlement:
         self.commits = 0
         self.settled_bytes = 0
         self.handed_over = 0
+        self._saved_read = store.totals().read
 
     def __repr__(self) -> str:
         return f"<Settlement {self.acks!r}>"
@@ -315,10 +318,9 @@ class Settlement:
         )
 
     @property
-    def unsaved_records(self) -> int:
-        """Number of records that the saved state does not count yet; a replayed one is still a dead letter there."""
-        unsaved = chain(self._unsaved, self.acks.spans())
-        return sum(item.read for item in unsaved if item.stream.kind != "replay")
+    def ever_read(self) -> int:
+        """Records read by all runs, saved or not; those of a replay count where they were first read."""
+        return self._saved_read + _read_of(chain(self._unsaved, self.acks.spans()))
 
     async def save_periodically(self) -> None:
         """Save until cancelled; give up if saving is blocked for too long."""
@@ -419,6 +421,7 @@ class Settlement:
                 return
             self.settled_bytes += sum(checkpoint.end_offset - checkpoint.start_offset for checkpoint in saved.done)
             self.commits += 1
+            self._saved_read += _read_of(saved.done)
             self._unsaved = saved.waiting
             self._unsaved_bytes = sum(map(estimate_bytes, saved.waiting))
             self._set_blockage("dead_letters_full" if saved.reason else "", saved.reason)
@@ -465,6 +468,10 @@ class Settlement:
                 expired += count
         if expired:
             log.info(event, count=expired, retention_days=days)
+
+
+def _read_of(parts: Iterable[Checkpoint]) -> int:
+    return sum(part.read for part in parts if part.stream.kind != "replay")
 
 
 def _log_refused(span: Span) -> None:

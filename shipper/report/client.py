@@ -93,12 +93,12 @@ class ReportClient:
         """
         path = report_path(account_id, start, end)
         try:
-            body = await self._fetch_body(path)
+            body = await self._fetch_body(path, is_day=start == end)
             return await run_sync(partial(read_report, body, account_id=account_id, fetched_at=self._wall_time()))
         except ReportError as error:
             raise type(error)(f"account {account_id}, {DateRange(start, end)}: {error}") from None
 
-    async def _fetch_body(self, path: str) -> bytes:
+    async def _fetch_body(self, path: str, *, is_day: bool) -> bytes:
         """Retry a report until it arrives or time is over; once no report at all arrives, request it only once."""
         failing_since = math.inf
         attempt = 0
@@ -108,7 +108,7 @@ class ReportClient:
             if verdict.action is Action.ACCEPT:
                 return body
             if verdict.action not in _RETRIED:
-                raise _refusal(verdict)
+                raise _refusal(verdict, is_day=is_day)
             now = anyio.current_time()
             failing_since = min(failing_since, now)
             if self._failing_since is None:
@@ -190,14 +190,15 @@ def report_path(account_id: int, start: date, end: date) -> str:
     return wire.REPORT_PATH.format(account_id=account_id, start=start.isoformat(), end=end.isoformat())
 
 
-def _refusal(verdict: Verdict) -> ReportError:
+def _refusal(verdict: Verdict, *, is_day: bool) -> ReportError:
     """Return the error of a verdict, worded for reports: the table of verdicts is about records."""
     if verdict.reason in _ACCESS_FAULTS:
         return NoServiceError(verdict.message)
     if verdict.status == 404:
+        advice = "; if days without activity have none, request whole months: --split month" if is_day else ""
         return ReportError(
             "the report does not exist: the account is unknown to the service or has no report for these days, or "
-            "report.base_url is wrong (HTTP 404)"
+            f"report.base_url is wrong (HTTP 404){advice}"
         )
     if verdict.action in {Action.BISECT, Action.HALVE}:
         return ReportError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from codecs import BOM_UTF8
 from collections.abc import Mapping
@@ -60,14 +61,14 @@ def read_report(body: bytes, *, account_id: int, fetched_at: float | None = None
     name of the account's id may also be spelled correctly.
 
     Raises:
-        ReportError: The body is not a report (not JSON, a web page, another document, a figure that is a string or out
-            of range), or it is the report of another account.
+        ReportError: The body is not a report (not JSON, a web page, another document, a field twice in an object, a
+            figure that is a string or out of range), or it is the report of another account.
     """
     body = body.removeprefix(BOM_UTF8)
     if body.lstrip()[:1] == b"<":
         raise ReportError("the answer is a web page, not a report; check the report's base_url")
     try:
-        body.decode()  # the decoder does not validate the text that it skips
+        text = body.decode()  # the decoder does not validate the text that it skips
         report = _REPORT.decode(normalize_spelling(body))
     except msgspec.ValidationError as error:
         raise ReportError(f"{_NOT_A_REPORT}: {error}") from error
@@ -82,10 +83,19 @@ def read_report(body: bytes, *, account_id: int, fetched_at: float | None = None
         raise ReportError(
             f"account {account_id} was requested, but the report is for account {report.source.affiliate_account_id}"
         )
+    json.loads(text, object_pairs_hook=_refuse_repeats, parse_int=str, parse_float=str)
     unknown: dict[str, None] = {}  # an ordered set
     _examine(body, REPORT_SHAPE, "$", unknown)
     report, merged = merge_listings(report)
     return FetchedReport(report=report, body=body, unknown_fields=tuple(unknown), merged=merged, fetched_at=fetched_at)
+
+
+def _refuse_repeats(pairs: list[tuple[str, object]]) -> None:
+    """Raise `ReportError` if an object has a field twice: decoders use the last value, but either may be right."""
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ReportError(f"{_NOT_A_REPORT}: an object contains {repeated!r:.80} more than once")
 
 
 def normalize_spelling(body: bytes) -> bytes:
@@ -131,31 +141,32 @@ def _examine(raw: Raw | bytes, shape: Shape, path: str, unknown: dict[str, None]
 
     Only one path from the root is decoded at a time, so that a large document is in memory only once, as its text.
     """
-    if shape.is_figure:
-        _check_figure(bytes(raw), path)
-    elif shape.item is not None:
+    if shape.item is not None:
         for index, item in enumerate(_LIST.decode(raw)):
             _examine(item, shape.item, f"{path}[{index}]", unknown)
     elif shape.fields:
         for name, value in (_OBJECT.decode(raw) or {}).items():
-            if name in shape.fields:
-                _examine(value, shape.fields[name], f"{path}.{name}", unknown)
+            field = shape.fields.get(name)
+            if field is not None and field.is_figure:
+                _check_figure(bytes(value), path, name)
+            elif field is not None:
+                _examine(value, field, f"{path}.{name}", unknown)
             else:
                 parent = re.sub(r"\[\d+\]", "[]", path)
                 unknown[f"{parent}.{name}".removeprefix("$.")] = None
 
 
-def _check_figure(text: bytes, path: str) -> None:
+def _check_figure(text: bytes, path: str, name: str) -> None:
     if text.startswith(b'"'):
-        raise ReportError(f"{_NOT_A_REPORT}: {path} is a string, not a number")
+        raise ReportError(f"{_NOT_A_REPORT}: {path}.{name} is a string, not a number")
     if len(text) <= _DIGITS_MAX and b"e" not in text and b"E" not in text:
         return
     value = Decimal(text.decode())
     exponent = value.as_tuple().exponent
     if not isinstance(exponent, int) or value.adjusted() >= _DIGITS_MAX or exponent < -_DIGITS_MAX:
         raise ReportError(
-            f"{_NOT_A_REPORT}: {path} is out of range, with more than {_DIGITS_MAX} digits before or after the decimal "
-            "point"
+            f"{_NOT_A_REPORT}: {path}.{name} is out of range, with more than {_DIGITS_MAX} digits before or after the "
+            "decimal point"
         )
 
 

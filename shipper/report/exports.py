@@ -174,10 +174,11 @@ def _write_sheet(workbook: Any, table: FlatTable, notice: str) -> None:
         sheet.set_column(index, index, _width(column, cells))
         sheet.write_string(top, index, column.name, title)
         for line, value in enumerate(cells, start=top + 1):
-            if _is_rounded(value) and column.kind in _FIGURES:
+            is_rounded = _is_rounded(value)
+            if is_rounded and column.kind in _FIGURES:
                 exact = f"Exactly: {_digits(value)}, as in the column {column.name}_exact."
                 sheet.write_comment(line, index, f"Spreadsheets store 15 digits. {exact}", {"x_scale": 2})
-            elif _is_rounded(value):
+            elif is_rounded:
                 value = _digits(value)
             if not _write_cell(sheet, line, index, value, format_of):
                 raise _misfit(column, "a sheet of a workbook")
@@ -195,7 +196,8 @@ def _is_rounded(value: Value) -> bool:
     if isinstance(value, str | bool | None):
         return False
     exact = Decimal(value)
-    return len(_normalized(exact).as_tuple().digits) > _EXCEL_DIGITS or _scale(exact) > _EXCEL_DECIMALS
+    has_more = len(exact.as_tuple().digits) > _EXCEL_DIGITS  # including trailing zeros
+    return (has_more and len(_normalized(exact).as_tuple().digits) > _EXCEL_DIGITS) or _scale(exact) > _EXCEL_DECIMALS
 
 
 def _write_cell(sheet: Any, line: int, index: int, value: Value, format_of: Callable[[str], Any]) -> bool:

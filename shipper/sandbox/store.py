@@ -8,7 +8,7 @@ import stat
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from itertools import islice
 from typing import Final, Self
 
@@ -156,6 +156,7 @@ class EventStore:
 
 def _open(path: str) -> sqlite3.Connection:
     """Open a file for this process only, as others would not see the events that it adds."""
+    is_new = not os.path.lexists(path)
     try:
         # SQLite would create the file with the umask's mode, but events are personal data.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, stat.S_IRUSR | stat.S_IWUSR))
@@ -172,5 +173,8 @@ def _open(path: str) -> sqlite3.Connection:
             stack.pop_all()
             return connection
     except (OSError, sqlite3.Error) as error:
+        if is_new:
+            with suppress(OSError):
+                os.unlink(path)
         advice = "choose another file, or stop the sandbox that uses it"
         raise ConfigError(f"cannot be used as a store ({error}); {advice}", source=path) from error

@@ -68,7 +68,7 @@ class Live(Struct, frozen=True, kw_only=True):
         at: Time of the snapshot, seconds since the epoch like all times here.
         outcome: How the run ended, a value of `pipeline.Outcome` or `failed`; empty while it is running.
         pending: Records read and not settled yet.
-        unsaved: Records read, pending or not, that the saved state does not count yet.
+        ever_read: Records read by all runs, including those that the saved state does not count yet.
         dead_letters: Rejected records by rule.
         settled_bytes: Bytes of all inputs settled by this process.
         total_bytes: Size of an input with an end, if known.
@@ -105,7 +105,7 @@ class Live(Struct, frozen=True, kw_only=True):
     dead_lettered: int = 0
     duplicates: int = 0
     pending: int = 0
-    unsaved: int = 0
+    ever_read: int = 0
     dead_letters: dict[str, int] = {}
     settled_bytes: int = 0
     total_bytes: int | None = None

@@ -53,6 +53,15 @@ def test_demo_names_a_full_folder_for_temporary_files(shipper: Shipper, tmp_path
     assert re.search(rf"{disk.path}/.* \(.*No space left on device.* TMPDIR", full.stderr)
 
 
+def test_a_full_disk_leaves_no_empty_files_behind(shipper: Shipper, tmp_path: Path):
+    with small_disk(tmp_path / "disk", 1 << 17) as disk:
+        disk.fill()
+        before = list(disk.path.iterdir())
+        for words in (["config", "init", "-o"], ["sandbox", "--port", "0", "--store"]):
+            refused = shipper.run(*words, str(disk.path / "new"), configured=False, check=False)
+            assert (refused.returncode, list(disk.path.iterdir())) == (2, before), words
+
+
 def test_a_slow_reader_gets_all_output_despite_an_interrupted_write(shipper: Shipper):
     arguments = ["config", "schema"]
     whole = shipper.run(*arguments, configured=False).stdout.encode()

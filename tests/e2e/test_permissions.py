@@ -252,6 +252,14 @@ def test_a_default_settings_file_in_an_inaccessible_folder_is_skipped_and_an_unr
     assert "nothing has been read yet" in skipped.stdout
 
 
+@pytest.mark.parametrize("mode", [0o644, 0o755])
+def test_a_path_below_a_file_is_no_question_of_permissions(mode: int, tmp_path: Path):
+    file = tmp_path / "file"
+    file.touch()
+    file.chmod(mode)
+    assert access_problem(file / "events.ndjson") == f"{file} is not a directory"
+
+
 @pytest.mark.parametrize("access", [os.R_OK, os.R_OK | os.W_OK])
 def test_a_file_that_is_gone_has_no_permission_problem_if_it_is_only_to_be_read(access: int, tmp_path: Path):
     """The user of a shipper can often read the folder of its inputs, but not write to it."""

@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shipper.delivery.answer import Answer
+from shipper.delivery.credentials import Authorization, NoTokenError
 from tests.cases import each
 from tests.fakes import answer
 from tests.stage.service_model import (
@@ -107,6 +108,23 @@ def test_a_refused_token_is_renewed_once_and_the_batch_retried_at_once():
     attempts = [(request.at, request.authorization.token) for request in service.requests]
     assert attempts == [(0, "token-1"), (0, "token-2")]
     assert delivery.counts.by_cause.total() == 1
+
+
+def test_waiting_for_a_secret_is_not_a_retry_as_nothing_was_sent():
+    def make() -> Delivery:
+        made, outcomes = Delivery(service), iter([NoTokenError("credentials", "no such file")] * 3)
+
+        async def authorize() -> Authorization:
+            for error in outcomes:
+                raise error
+            return Authorization(token="token-1", subscription_key="key-1")
+
+        made.credentials.authorize = authorize  # type: ignore[method-assign]
+        return made
+
+    service = ServiceModel(script(answer(503)))
+    delivery = run(make, [batch_of([1])])
+    assert (len(service.requests), delivery.counts.by_cause) == (2, {"http_503": 1})
 
 
 def test_a_token_that_is_refused_many_times_is_renewed_once():

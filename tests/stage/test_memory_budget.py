@@ -125,6 +125,9 @@ async def test_unsaved_records_are_bounded_in_bytes_while_saves_fail_late(make: 
         def accepted_ids(self) -> Any:
             return []
 
+        def totals(self) -> Any:
+            return store.totals()
+
         def expire(self, before_s: float) -> int:
             return 0
 

@@ -15,7 +15,7 @@ import pytest
 from shipper.codec.dedupe import new_window
 from shipper.delivery.answer import Answer
 from shipper.model.errors import StateError, StateUnwritableError
-from shipper.model.records import Checkpoint, Chunk, Span, Stream, Summary
+from shipper.model.records import Checkpoint, Chunk, Span, Stream, Summary, Totals
 from shipper.pipeline import pipeline as pipeline_module
 from shipper.pipeline import settlement
 from shipper.pipeline.settlement import Settlement
@@ -64,6 +64,9 @@ class MemoryStore:
 
     def accepted_ids(self) -> Sequence[bytes]:
         return []
+
+    def totals(self) -> Totals:
+        return Totals()
 
     def saved_up_to(self) -> int:
         return max((checkpoint.end_offset for save in self.saves for checkpoint in save), default=0)

@@ -590,6 +590,9 @@ def test_days_with_the_same_error_are_one_line(reporter: Reporter, origin: Repor
     (line,) = result.stderr.splitlines()
     days = "2026-10-01 to 2026-10-04, 2026-10-07 to 2026-10-31"
     assert line.startswith(f"shipper: account 1001, {days}: the report does not exist")
+    assert line.endswith("; if days without activity have none, request whole months: --split month")
+    origin.rule = lambda _: refusal(404)
+    assert "--split" not in reporter("1001", *OCTOBER, "--split", "none").stderr
 
 
 def test_damaged_history_does_not_stop_the_report(sandboxed: Reporter):

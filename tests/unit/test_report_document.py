@@ -247,6 +247,11 @@ def test_report_of_another_account_is_an_error():
         (changed((*SOURCE, "fees", "result"), b"NaN"), "not JSON"),
         (changed((*SOURCE, "id"), b"9223372036854775808"), r"brands\[0\]\.marketingSources\[0\]\.id"),
         (changed(("brands", 0, "id"), b'"11"'), r"brands\[0\]\.id"),
+        # Decoders silently use the last value of a repeated field. Its name may be written with escapes.
+        (BODY.replace(b'"result":', b'"result": 1.0000, "result":'), "'result' more than once"),
+        (BODY.replace(b'"result":', rb'"r\u0065sult": 1.0000, "result":'), "'result' more than once"),
+        (BODY.replace(b'"brands":', b'"brands": [], "brands":'), "'brands' more than once"),
+        (BODY.replace(b"{", b'{"extra": [{"x": 1, "x": 1}], ', 1), "'x' more than once"),
     ],
 )
 def test_invalid_report_is_refused_with_the_reason(body, message):

@@ -89,6 +89,7 @@ async def test_a_command_may_write_any_amount_to_stderr(monkeypatch: pytest.Monk
         (script(f"echo {CANARY} >&2"), "the output of sh is empty"),
         (script(f"printf '{CANARY}\\n\\nx'"), "control character or line break"),
         (script(f"printf '{CANARY}\\377'"), "the output of sh is not UTF-8 text"),
+        *((command("echo", f"{scheme} {CANARY}"), "remove this word") for scheme in ("Bearer", "bearer")),
         (script(f"yes {CANARY}"), "sh printed more than 65536 bytes"),
         (script(f"yes {CANARY} | head -c 65537"), "sh printed more than 65536 bytes"),
         (command("no-such-program", CANARY), "cannot run 'no-such-program': No such file"),

@@ -155,6 +155,10 @@ def test_a_compressed_answer_is_called_that():
         assert (verdict.action, verdict.reason) == (Action.PAUSE, "unreadable_answer")
         assert f"it is compressed ({name}), although the request does not ask for that (HTTP 200)" in verdict.message
     assert judge(Answer.of(202, {b"content-encoding": b"br"}, b""), events=2).action is Action.ACCEPT
+    for status in (302, 400, 401, 403, 404, 429):
+        details = f"(HTTP {status}; unreadable, as it is compressed: gzip)"
+        assert details in judged(answer(status, gzip.compress(KEY_BODY))).message
+        assert f"(HTTP {status})" in judged(Answer.of(status, {b"content-encoding": b"gzip"}, b"")).message
 
 
 @each(

@@ -131,7 +131,9 @@ def _pauses(snapshot: Snapshot) -> list[str]:
 def figures(snapshot: Snapshot) -> list[str]:
     """Return the counts, the rate, and imminent expiries."""
     live = snapshot.running
-    lines = [_accounting(snapshot.state, live.unsaved if live else 0)]
+    # The state is newer than the process's snapshot, and may have been saved in between.
+    pending = max(0, live.ever_read - snapshot.state.read) if live else 0
+    lines = [_accounting(snapshot.state, pending)]
     if live is not None:
         lines += [f"rate: {_rate(live)}", *map(printable, notices(live))]
     return [*lines, *(_expiry(name, snapshot) for name in snapshot.expiring)]
