@@ -13,6 +13,7 @@ import io
 import json
 import os
 import resource
+import signal
 import socket
 import sys
 import threading
@@ -139,6 +140,7 @@ def _end(code: int) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     # Added by the interpreter to an environment without a locale.
     LOCALE = {name: value for name, value in os.environ.items() if name.startswith("LC_")}
     _load()

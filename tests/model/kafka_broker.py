@@ -197,7 +197,14 @@ class TinyProducer:
         self.state, self.written, self.offsets = "open", [], []
 
     def produce(
-        self, topic: str, value: bytes | None, *, key: str, headers: Sequence[tuple[str, bytes]], on_delivery: object
+        self,
+        topic: str,
+        value: bytes | None,
+        key: str,
+        partition: int,
+        *,
+        headers: Sequence[tuple[str, bytes]],
+        on_delivery: object,
     ) -> None:
         self._check("open")
         self.written.append((topic, key, value, headers))
