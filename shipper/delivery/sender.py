@@ -195,7 +195,7 @@ class Sender:
                 return result
             outgoing.failures += 1
             was_sent = outgoing.attempts > attempts  # otherwise a secret is missing
-            is_blamed = was_sent and self._is_blamed(outgoing, result)
+            is_blamed = was_sent and self._blame(outgoing, result)
             wait_s = 0.0 if gate.reason else max(gate.backoff_s(outgoing.failures), result.retry_after_s or 0.0)
             if was_sent:
                 self._shared.counts.by_cause[result.reason] += 1
@@ -212,8 +212,8 @@ class Sender:
             if has_others and outgoing.attempts >= _BLAMED_AFTER:
                 return [outgoing]
 
-    def _is_blamed(self, outgoing: OutgoingBatch, verdict: Verdict) -> bool:
-        """Return whether a batch, or its size, seems to be why it keeps failing; log a single record's position."""
+    def _blame(self, outgoing: OutgoingBatch, verdict: Verdict) -> bool:
+        """Decide whether a batch, or its size, is why it keeps failing; log the position of a single record."""
         accepted, is_single = self._gate.acceptances, outgoing.batch.events == 1
         are_others_accepted = accepted > outgoing.accepted_before
         is_blamed = verdict.action is Action.RETRY and outgoing.attempts >= _BLAMED_AFTER and are_others_accepted

@@ -30,7 +30,9 @@ def access_problem(path: Path, access: int = os.R_OK | os.W_OK) -> str:
     for folder in reversed(path.absolute().parents):
         if not os.path.lexists(folder):
             break
-        if not can_access(folder, os.X_OK) or not os.path.isdir(folder):
+        if os.path.exists(folder) and not os.path.isdir(folder):
+            return f"{folder} is not a directory"
+        if not can_access(folder, os.X_OK):
             return _describe_denial(folder, os.X_OK)
         parent = folder
     if os.path.exists(path):
@@ -76,8 +78,6 @@ def can_access(path: Path | str, access: int) -> bool:
 
 
 def _describe_denial(path: Path, access: int) -> str:
-    if access == os.X_OK and os.path.exists(path) and not os.path.isdir(path):
-        return f"{path} is not a directory"
     status = os.lstat(path)
     is_read_only = access & os.W_OK and os.statvfs(path).f_flag & os.ST_RDONLY
     reason = "its file system is read-only" if is_read_only else f"permission denied; {describe_ownership(status)}"
