@@ -159,6 +159,7 @@ def consumer_properties(settings: KafkaSettings) -> dict[str, Any]:
         "auto.offset.reset": "error",
         "isolation.level": "read_committed",
         "queued.max.messages.kbytes": max(1, settings.max_fetched_bytes >> 10),
+        "fetch.max.bytes": settings.max_fetched_bytes,
         "fetch.message.max.bytes": min(1 << 20, settings.max_fetched_bytes),
         # Within the default of a second, the fetched messages would be consumed several times over.
         "fetch.queue.backoff.ms": 20,

@@ -43,6 +43,7 @@ from shipper.model.errors import ConfigError, StateError, StateUnwritableError
 from shipper.model.records import Checkpoint, Totals
 from shipper.state.store import SaveResult
 from shipper.system.crash_points import crash_point
+from shipper.system.memory import reuse_fetch_buffers
 from shipper.system.work import WorkItem, at_work, step
 
 log = structlog.get_logger("kafka")
@@ -383,6 +384,7 @@ def open_group(
     kafka, max_record_bytes = settings.input.kafka, settings.input.max_record_bytes
     assert kafka is not None
     Topics(kafka, max_record_bytes=max_record_bytes).require()
+    reuse_fetch_buffers()
     member = Member(
         kafka,
         max_record_bytes=max_record_bytes,

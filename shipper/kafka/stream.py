@@ -224,8 +224,7 @@ class KafkaStream(Stream, kw_only=True):
             remaining = [message for message, value in zip(messages, values, strict=True) if value is not None]
             self.tombstones_skipped += len(values) - len(remaining)
             return self._append(remaining) if remaining else []
-        lines, other_values = _lines(values, self.max_record_bytes)
-        data = b"\n".join([*lines, b""])
+        lines, data, other_values = _lines(values, self.max_record_bytes)
         if len(data) > CHUNK_BYTES and len(values) > 1:
             half = len(messages) // 2
             return self._append(messages[:half]) + self._append(messages[half:])
@@ -358,17 +357,20 @@ def _without_none(values: Sequence[T | None]) -> dict[int, T]:
     return {index: value for index, value in enumerate(values) if value is not None}
 
 
-def _lines(values: Sequence[bytes | None], max_record_bytes: int) -> tuple[Sequence[bytes], dict[int, bytes | None]]:
-    """Return a line for each value, without the newline, and by index the values that differ from their lines."""
+def _lines(
+    values: Sequence[bytes | None], max_record_bytes: int
+) -> tuple[Sequence[bytes], bytes, dict[int, bytes | None]]:
+    """Return a line for each value, all of them with newlines, and by index the values that differ from their lines."""
     with suppress(TypeError):  # a value is None
         # Nearly always each value is a line that begins like an object. The checks are faster than a loop.
-        joined = b"".join(values)  # type: ignore[arg-type]
-        is_plain = min(values) >= b"{" and max(values) < b"|" and b"\n" not in joined  # type: ignore[type-var, operator]
-        if is_plain and (len(joined) <= max_record_bytes or max(map(len, values)) <= max_record_bytes):  # type: ignore[arg-type]
-            return values, {}  # type: ignore[return-value]
+        data = b"\n".join([*values, b""])  # type: ignore[list-item]
+        is_plain = min(values) >= b"{" and max(values) < b"|" and data.count(b"\n") == len(values)  # type: ignore[type-var, operator]
+        if is_plain and (len(data) <= max_record_bytes or max(map(len, values)) <= max_record_bytes):  # type: ignore[arg-type]
+            return values, data, {}  # type: ignore[return-value]
     lines = [*map(_line, values)]
     pairs = enumerate(zip(lines, values, strict=True))
-    return lines, {index: value for index, (line, value) in pairs if line != value or len(line) > max_record_bytes}
+    others = {index: value for index, (line, value) in pairs if line != value or len(line) > max_record_bytes}
+    return lines, b"\n".join([*lines, b""]), others
 
 
 def _line(value: bytes | None) -> bytes:

@@ -31,7 +31,7 @@ from shipper.kafka.client import (
     required_right,
     valid_properties,
 )
-from shipper.kafka.documents import is_owner, owner_of, read_table
+from shipper.kafka.documents import is_owner, letter_owners
 from shipper.model.errors import ConfigError, StateUnwritableError
 
 _CALL_S: Final = 10.0
@@ -190,7 +190,7 @@ class Topics:
         """Return a problem if there are dead letters of another group; empty if these may not be read."""
         settings = self._settings
         try:
-            owners = {owner_of(document.headers) for document in read_table(settings, settings.letters)}
+            owners = letter_owners(settings)
         except (KafkaException, TimeoutError):  # members do not need this right
             return ""
         if others := sorted(owner for owner in owners if owner is not None and not is_owner(owner, settings.group_id)):

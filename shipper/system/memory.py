@@ -10,7 +10,9 @@ from typing import Any, Final
 
 _M_ARENA_MAX: Final = -8
 _M_MMAP_THRESHOLD: Final = -3
+_M_TRIM_THRESHOLD: Final = -1
 _MAPPED_BYTES: Final = 1 << 21  # more than a chunk, which is allocated often
+_FETCHED_BYTES: Final = 1 << 24  # more than what is fetched from a broker at once, by default
 _TRIM_SECONDS: Final = 1.0
 
 
@@ -25,6 +27,17 @@ def share_one_arena() -> None:
         call_c_library("mallopt", _M_ARENA_MAX, 1)
     if "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         call_c_library("mallopt", _M_MMAP_THRESHOLD, _MAPPED_BYTES)
+
+
+def reuse_fetch_buffers() -> None:
+    """
+    Let the arena keep the buffers of fetched messages, which are as large as `max_fetched_bytes`.
+
+    A mapped buffer costs a page fault for every 4 KiB each time: 5 to 9 % of the time of a member.
+    """
+    for name, parameter in (("MMAP", _M_MMAP_THRESHOLD), ("TRIM", _M_TRIM_THRESHOLD)):
+        if f"MALLOC_{name}_THRESHOLD_" not in os.environ:
+            call_c_library("mallopt", parameter, _FETCHED_BYTES)
 
 
 async def trim_heap_periodically() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+import tracemalloc
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +18,7 @@ from confluent_kafka import KafkaError, KafkaException
 from shipper.cli.common import private_folder, state_on_disk
 from shipper.config.settings import InputSettings, KafkaSettings, Settings
 from shipper.kafka.client import ConnectionErrors, error_of, flush
-from shipper.kafka.documents import Document
+from shipper.kafka.documents import Document, ledger_offsets, ledger_row, totals_row
 from shipper.kafka.view import GroupView
 from shipper.model.errors import StateError, StateInUseError, StateUnwritableError
 from shipper.state.letters import EVERYTHING, open_letters
@@ -53,6 +55,26 @@ def letter(first_at: int, partition: int, offset: int) -> Document:
     fields |= {"first_at": first_at, "topic": "t", "partition": partition, "group": "g"}
     headers = [(f"shipper.{name}", str(value).encode()) for name, value in fields.items()]
     return Document(f"id/{partition}/{offset}", b"{}", headers)
+
+
+def test_a_start_without_offsets_keeps_only_totals_of_a_long_ledger(monkeypatch: pytest.MonkeyPatch):
+    totals = {"read": 1, "accepted": 1, "dead_lettered": 0, "duplicates": 0, "unreachable": 0}
+
+    def ledger(*_: object, **__: object) -> Iterator[Document]:
+        for session in range(200):
+            for hour in range(100):
+                key = f"2026-01-01T{hour % 24:02}", hour, "a", ""
+                yield ledger_row(f"id/0/{session}", key, (1, 0))
+            yield totals_row(f"id/0/{session}", totals, topic="t", group="g", offset=session)
+        yield Document("id/0/199/totals", None)
+
+    monkeypatch.setattr("shipper.kafka.documents.read_documents", ledger)
+    tracemalloc.start()
+    try:
+        assert ledger_offsets(SETTINGS) == ({("id", 0): 198}, {"t"})
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20, "20,000 counts are not kept"
+    finally:
+        tracemalloc.stop()
 
 
 def test_letters_are_ordered_by_time_and_position(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
