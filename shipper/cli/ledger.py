@@ -88,7 +88,7 @@ def ledger(
         return
     settings = readable_state(settings)
     rows = read_range(settings, period)
-    letters = read_dead_letters(settings)
+    letters = read_dead_letters(settings, period)
     table = ledger_table(rows, letters.counts, days=days, by=by, period=period)
     complete_from = first_complete_day(settings, days)
     notes = _notes(complete_from, period, letters)
