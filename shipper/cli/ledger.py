@@ -88,7 +88,7 @@ def ledger(
         return
     settings = readable_state(settings)
     rows = read_range(settings, period)
-    letters = read_dead_letters(settings)
+    letters = read_dead_letters(settings, period)
     table = ledger_table(rows, letters.counts, days=days, by=by, period=period)
     complete_from = first_complete_day(settings, days)
     notes = _notes(complete_from, period, letters)
@@ -143,7 +143,7 @@ def _print(table: FlatTable, period: DateRange | None, zone: str, notes: Sequenc
 
     from shipper.report.formatting import clean
     from shipper.report.ledger import totals_of
-    from shipper.report.table import new_table
+    from shipper.report.table import cut, new_table
 
     if not table.rows:
         message = f"the ledger has nothing for {period}" if period else "the ledger is empty"
@@ -155,11 +155,13 @@ def _print(table: FlatTable, period: DateRange | None, zone: str, notes: Sequenc
         [column.name.removesuffix("_id").capitalize() for column in table.columns[:names]],
         [name.replace("_", " ").capitalize() for name in totals],
     )
-    for row in table.rows:
+    lines, left_out = cut(table.rows)
+    for row in lines:
         shown.add_row(*(Text(clean(str(value))) for value in row[:names]), *(f"{value:,}" for value in row[names:]))
     shown.add_section()
     shown.add_row("total", *[""] * (names - 1), *(f"{total:,}" for total in totals.values()), style="bold")
-    sentences = [f"Time zone of the days: {zone}.", *(f"{note[:1].upper()}{note[1:]}." for note in notes)]
+    notes = [f"time zone of the days: {zone}", left_out, *notes]
+    sentences = [f"{note[:1].upper()}{note[1:]}." for note in notes if note]
     console.print(shown)
     console.print(Text(f"\n{' '.join(sentences)}", style="dim"))
 

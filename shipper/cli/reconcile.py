@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -34,6 +35,7 @@ from shipper.model.errors import ConfigError
 from shipper.model.units import iso
 
 if TYPE_CHECKING:
+    from shipper.model.records import LedgerKey
     from shipper.report.days import Days
     from shipper.report.document import FetchedReport
     from shipper.report.fetching import Outcome
@@ -127,9 +129,11 @@ def reconcile(
             key="state.directory",
         )
     owners = owners._replace(affiliates=_by_ledger_name(owners.affiliates, settings.state.directory))
-    rows = read_range(settings, span)
+    accepted: Counter[LedgerKey] = Counter()
+    for row in read_range(settings, span):
+        accepted[row.hour, row.brand_id, row.affiliate_id, row.media] += row.accepted
     complete_from = first_complete_day(settings, days)
-    letters = read_dead_letters(settings, _MAY_HAVE_ARRIVED)
+    letters = read_dead_letters(settings, span, _MAY_HAVE_ARRIVED)
     consequence = "restatements, and sources of earlier reports, are not recognised"
     with open_history_if_usable(configured, consequence) as history:
         outcome: Outcome[Period] = Outcome([], [], [])
@@ -147,7 +151,7 @@ def reconcile(
     result = compare(
         account,
         [period for part, period in outcome.reports if complete_from is None or part.days.start >= complete_from],
-        {(row.hour, row.brand_id, row.affiliate_id, row.media): row.accepted for row in rows},
+        accepted,
         letters.counts,
         days=days,
         today=today,
@@ -232,7 +236,7 @@ def _period(part: Part, fetched: FetchedReport, history: History | None, days: D
 
 
 def _notes(settings: Settings, pending_bytes: int, letters: DeadLetterCounts, result: Reconciliation) -> list[str]:
-    from shipper.state.ledger import read_ledger
+    from shipper.state.ledger import read_counts
     from shipper.status.overview import read_overview
 
     overview = read_overview(settings.state.directory)
@@ -249,13 +253,15 @@ def _notes(settings: Settings, pending_bytes: int, letters: DeadLetterCounts, re
     if letters.unattributed:
         notes.append(f"Unattributed dead letters: {letters.unattributed:,}; their day, brand or media cannot be read.")
     if result.totals.surplus:
-        ledger = read_ledger(settings.state.directory)
+        accepted = duplicates = 0
+        for row in read_counts(settings.state.directory):
+            accepted += row.accepted
+            duplicates += row.duplicates
         # Replayed events whose EventIds had been accepted before are accepted in the totals, duplicates in the ledger.
-        replayed = max(0, sum(row.duplicates for row in ledger) - overview.duplicates)
-        unknown = overview.accepted - sum(row.accepted for row in ledger) - replayed
+        unknown = overview.accepted - accepted - max(0, duplicates - overview.duplicates)
         if unknown > 0:
-            accepted = several(unknown, "record was accepted", "records were accepted")
-            notes.append(f"{accepted} before the ledger begins, and are not counted in it.")
+            records = several(unknown, "record was accepted", "records were accepted")
+            notes.append(f"{records} before the ledger begins, and are not counted in it.")
     return notes
 
 

@@ -39,7 +39,7 @@ from shipper.kafka.documents import (
 )
 from shipper.kafka.stream import Headers, has_record, without_prefix
 from shipper.model.records import Checkpoint, LedgerKey, Rejection, Stream, Tally
-from shipper.state.ledger import read_ledger
+from shipper.state.ledger import read_counts
 from shipper.state.letters import EVERYTHING, DeadLetter, open_letters
 from shipper.state.store import Store
 
@@ -158,7 +158,7 @@ class GroupView:
         contents = _Contents(
             {(letter.stream_id, letter.start_offset): letter for letter in newest}, Counter(), Counter()
         )
-        for row in read_ledger(self._directory):
+        for row in read_counts(self._directory):
             key = row.hour, row.brand_id, ledger_affiliate(row.affiliate_id), row.media
             contents.accepted[key] += row.accepted
             contents.duplicates[key] += row.duplicates

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from decimal import Decimal
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final
 
@@ -97,6 +98,7 @@ def _mask_request_values(value: Any, name: str) -> Any:
     return value
 
 
+@lru_cache(4096)  # most figures are zero or small
 def _number(text: str) -> Raw:
     """Return a number in a single notation, unless its exponent is large."""
     if "e" in text or "E" in text:

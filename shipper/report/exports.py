@@ -50,9 +50,9 @@ _WIDEST_COLUMN: Final = 40
 def to_csv(table: FlatTable, *, delimiter: str = ",", has_bom: bool = False, has_header: bool = True) -> bytes:
     """Return CSV (RFC 4180) in UTF-8; Excel recognises UTF-8 only by a byte order mark."""
     assert delimiter in DELIMITERS, delimiter
-    lines = [[column.name for column in table.columns]] if has_header else []
-    lines += [[_csv_cell(value) for value in row] for row in table.rows]
-    return (_BOM if has_bom else b"") + "".join(f"{delimiter.join(line)}\r\n" for line in lines).encode()
+    lines = [delimiter.join(column.name for column in table.columns)] if has_header else []
+    lines += [delimiter.join(map(_csv_cell, row)) for row in table.rows]
+    return (_BOM if has_bom else b"") + "".join(f"{line}\r\n" for line in lines).encode()
 
 
 def _csv_cell(value: Value) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import date
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple
 
 from shipper.codec.documents import SourceMapping, read_document
@@ -19,16 +21,18 @@ from shipper.report.days import Days
 from shipper.report.ranges import DAY, DateRange
 from shipper.report.rows import Column, FlatTable
 from shipper.state.affiliates import NameAffiliate, affiliate_namer, read_or_generate_key
-from shipper.state.ledger import LedgerRow, kept_from, read_ledger
-from shipper.state.letters import Content, Letters, Selection, open_letters
+from shipper.state.ledger import LedgerRow, kept_from, read_counts
+from shipper.state.letters import Content, Selection, open_letters
 
 By = Literal["hour", "day", "month", "brand", "affiliate", "media"]
 
 _NAMES: Final = (Column("brand_id", "integer"), Column("affiliate_id", "text"), Column("media", "text"))
+_PLACES: Final = {"brand": 1, "affiliate": 2, "media": 3}  # in a `LedgerKey`
 _COUNTS: Final = ("accepted", "duplicates", "dead_letters")
 _HOUR: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d):\d\d:\d\dZ", re.ASCII)
 _MEDIA: Final = re.compile(r"(\d{1,20})_", re.ASCII)
 _NEEDED: Final = ("Timestamp", "BrandID", "BTag", "AffiliateID")
+_BATCH: Final = 64  # dead letters; one by one takes several times as long
 
 
 class DeadLetterCounts(NamedTuple):
@@ -38,13 +42,17 @@ class DeadLetterCounts(NamedTuple):
     unattributed: int = 0
 
 
-def read_range(settings: Settings, period: DateRange | None) -> list[LedgerRow]:
-    """Read the ledger for a period, with a margin that covers its days in any time zone."""
-    try:
-        bounds = [(period.start - 2 * DAY).isoformat(), (period.end + 2 * DAY).isoformat()] if period else []
-    except OverflowError:  # near the limits of the calendar
-        bounds = []
-    return read_ledger(settings.state.directory, *bounds)
+def read_range(settings: Settings, period: DateRange | None) -> Iterator[LedgerRow]:
+    """Read the ledger for a period, see `hours_around`; rows as in `read_counts`."""
+    return read_counts(settings.state.directory, *hours_around(period))
+
+
+def hours_around(period: DateRange | None) -> tuple[str, str]:
+    """Return bounds of the hours of a period, None = all, with a margin that covers its days in any time zone."""
+    with suppress(OverflowError):  # near the limits of the calendar
+        if period is not None:
+            return (period.start - 2 * DAY).isoformat(), (period.end + 2 * DAY).isoformat()
+    return "", "~"
 
 
 def first_complete_day(settings: Settings, days: Days) -> date | None:
@@ -58,39 +66,49 @@ def first_complete_day(settings: Settings, days: Days) -> date | None:
     return day + DAY if is_partial else day
 
 
-def read_dead_letters(settings: Settings, deliveries: Sequence[str] = ("",)) -> DeadLetterCounts:
-    """Count the dead letters of some delivery classes (`""` = any) by ledger key."""
-
-    def contents(letters: Letters) -> Iterator[Content]:
-        for delivery in deliveries:
-            for letter_id in letters.ids(Selection(delivery=delivery)):
-                content = letters.content(letter_id)
-                if content is not None:  # not deleted meanwhile
-                    yield content
-
+def read_dead_letters(
+    settings: Settings, period: DateRange | None, deliveries: Sequence[str] = ("",)
+) -> DeadLetterCounts:
+    """Count the dead letters of some delivery classes (`""` = any) by ledger key, for a period as in `read_range`."""
     with closing(open_letters(settings.state.directory)) as letters:
+        contents = (content for delivery in deliveries for content in letters.contents(Selection(delivery=delivery)))
         name_affiliate = affiliate_namer(read_or_generate_key(settings.state.directory))
         delimiter = settings.input.csv_delimiter
-        return count_dead_letters(contents(letters), settings.records, name_affiliate, csv_delimiter=delimiter)
+        return count_dead_letters(
+            contents, settings.records, name_affiliate, csv_delimiter=delimiter, hours=hours_around(period)
+        )
 
 
 def count_dead_letters(
-    contents: Iterable[Content], records: RecordsSettings, name_affiliate: NameAffiliate, *, csv_delimiter: str = ""
+    contents: Iterable[Content],
+    records: RecordsSettings,
+    name_affiliate: NameAffiliate,
+    *,
+    csv_delimiter: str = "",
+    hours: tuple[str, str] = ("", "~"),
 ) -> DeadLetterCounts:
-    """Count dead letters by ledger key; an empty `csv_delimiter` is detected from the header."""
+    """
+    Count dead letters by ledger key.
+
+    Args:
+        csv_delimiter: Empty = detect it from the header.
+        hours: Count from the first hour to before the second one; unattributed letters count in any case.
+    """
     mapping = SourceMapping(records.field_sources)
     normalize = normalizers(records.assume_timezone, relaxed=())
     counts: Counter[LedgerKey] = Counter()
     unattributed = 0
-    for content in contents:
-        framing = csv_rows(content.header, is_whole=True, delimiter=csv_delimiter) if content.header else None
-        document = read_document(content.raw, framing or LINES)
-        fields = dict(zip(FIELDS, mapping.columns([document]), strict=True))
-        key = _key(name_affiliate, *(normalize[name](fields[name])[0] for name in _NEEDED)) if document else None
-        if key is None:
-            unattributed += 1
-        else:
-            counts[key] += 1
+    for header, group in groupby(contents, key=itemgetter(0)):
+        framing = csv_rows(header, is_whole=True, delimiter=csv_delimiter) if header else None
+        while documents := [read_document(content.raw, framing or LINES) for content in islice(group, _BATCH)]:
+            fields = dict(zip(FIELDS, mapping.columns(documents), strict=True))
+            columns = [normalize[name](fields[name]) for name in _NEEDED]
+            for document, *values in zip(documents, *columns, strict=True):
+                key = _key(name_affiliate, *values) if document else None
+                if key is None:
+                    unattributed += 1
+                elif hours[0] <= key[0] < hours[1]:
+                    counts[key] += 1
     return DeadLetterCounts(counts, unattributed)
 
 
@@ -118,18 +136,19 @@ def ledger_table(
     """
     columns = [column for column in _NAMES if column.name.removesuffix("_id") == by] or [Column(by, "text"), *_NAMES]
     rows: dict[tuple[str, tuple[Any, ...]], list[int]] = {}
+    first, last = map(str, period or ("", "~"))
 
     def add(key: LedgerKey, *counts: int) -> None:
-        hour, brand_id, affiliate_id, media = key
+        hour = key[0]
         day = days.day_of(hour)
-        if period is not None and not period.start.isoformat() <= day <= period.end.isoformat():
+        if not first <= day <= last:
             return
-        names: dict[str, tuple[Any, ...]] = {"brand": (brand_id,), "affiliate": (affiliate_id,), "media": (media,)}
-        if by not in names:
-            time = days.hour_of(hour) if by == "hour" else day if by == "day" else day[:7]
-            names[by] = time, brand_id, affiliate_id, media
+        if by in _PLACES:
+            names: tuple[Any, ...] = (key[_PLACES[by]],)
+        else:
+            names = days.hour_of(hour) if by == "hour" else day if by == "day" else day[:7], *key[1:]
         # Sort hours in UTC: the zone's hours are out of order when clocks are set back.
-        row = rows.setdefault((hour if by == "hour" else "", names[by]), [0] * len(_COUNTS))
+        row = rows.setdefault((hour if by == "hour" else "", names), [0] * len(_COUNTS))
         for index, count in enumerate(counts):
             row[index] += count
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from rich import box
 from rich.cells import cell_len
@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shipper.model import wire
+from shipper.model.units import several
 from shipper.report.fetching import COMPLETE, Coverage
 from shipper.report.formatting import SEVERAL_CURRENCIES, clean, currency, figure, money, with_sign
 from shipper.report.metrics import METRICS, Metric, sum_of
@@ -26,6 +27,9 @@ from shipper.report.rows import (
     shows_currency,
 )
 
+T = TypeVar("T")
+
+LINES_MAX: Final = 10_000  # of a table; laying out a line takes about a millisecond and 10 KB
 _NAME_SHARE: Final = 6  # a name gets a sixth of the width, and is folded if it is longer
 _NAME_CELLS: Final = range(10, 25)
 _MARK: Final = "*"  # marks totals with missing periods
@@ -62,6 +66,12 @@ def new_table(names: Iterable[str], figures: Iterable[str], name_cells: int | No
     for title in figures:
         table.add_column(title, justify="right", no_wrap=True, vertical="top")
     return table
+
+
+def cut(lines: Sequence[T]) -> tuple[Sequence[T], str]:
+    """Return the lines that a table shows, and a note on the others; empty if there are none."""
+    left_out = len(lines) - LINES_MAX
+    return lines[:LINES_MAX], f"{several(left_out, 'more line')}; --format csv has all" if left_out > 0 else ""
 
 
 def _print_sum(periods: Sequence[ReportVersion], console: Console, covered: str) -> None:

@@ -6,7 +6,7 @@ import os
 import sqlite3
 import stat
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing, suppress
 from itertools import islice
@@ -121,8 +121,9 @@ class EventStore:
         with self._lock:
             return [
                 Registrations(day, brand, marketing_source_of(tag), registered)
-                for (day, brand, tag), registered in self._registered.items()
+                for day, registrations in self._registered.items()
                 if start <= day <= end
+                for (brand, tag), registered in registrations.items()
             ]
 
     def reset(self) -> None:
@@ -135,10 +136,9 @@ class EventStore:
     def _forget(self) -> None:
         self.duplicates = 0
         self._events: dict[str, StoredEvent] = {}
-        self._registered: Counter[tuple[str, int, str]] = Counter()
+        self._registered: dict[str, Counter[tuple[int, str]]] = defaultdict(Counter)
 
     def _keep(self, events: Collection[tuple[ActivityEvent, Raw]]) -> int:
-        registered: list[tuple[str, int, str]] = []
         before = len(self._events)
         for event, raw in events:
             known = self._events.get(event.EventId)
@@ -147,8 +147,7 @@ class EventStore:
             else:
                 known.times_received += 1
             if known is None or self._counts_repeats:
-                registered.append((event.Timestamp[:10], event.BrandID, event.BTag.partition("_")[0]))
-        self._registered.update(registered)
+                self._registered[event.Timestamp[:10]][event.BrandID, event.BTag.partition("_")[0]] += 1
         accepted = len(self._events) - before
         self.duplicates += len(events) - accepted
         return accepted

@@ -17,10 +17,9 @@ from __future__ import annotations
 import sqlite3
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import compress, repeat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import compress, repeat, starmap
 from pathlib import Path
-from sys import intern
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -230,37 +229,28 @@ def _rename_keys(counts: Mapping[LedgerKey, int], name: Callable[[str], str]) ->
 # Reading --------------------------------------------------------------------------------------------------------------
 
 
-def read_ledger(directory: Path, start: str = "", end: str = "~") -> list[LedgerRow]:
-    """Read the sorted ledger of a directory, which may be in use; hours from `start` to before `end`, or a prefix."""
+def read_counts(directory: Path, start: str = "", end: str = "~") -> Iterator[LedgerRow]:
+    """
+    Yield the counts of a directory, which may be in use; hours from `start` to before `end`, or a prefix.
+
+    They are in no order, and those of a key may be in several rows; there may be millions, so do not collect them.
+    """
     with reading(directory) as db:
         rows = db.execute(
-            "SELECT hour, brand_id, affiliate_id, media, accepted, duplicates FROM ledger "
-            "WHERE hour >= ? AND hour < ? ORDER BY hour, brand_id, affiliate_id, media",
+            "SELECT hour, brand_id, affiliate_id, media, accepted, duplicates FROM ledger WHERE hour >= ? AND hour < ?",
             (start, end),
         )
-        table = [LedgerRow(*row) for row in rows]
-        accepted: Counter[LedgerKey] = Counter()
-        repeated: Counter[LedgerKey] = Counter()
+        yield from starmap(LedgerRow, rows)
         query = "SELECT data FROM ledger_parts WHERE last_hour >= ? AND first_hour < ? ORDER BY id"
         for (data,) in db.execute(query, (start, end)):
             part = unpack(data)
             is_selected = [start <= hour < end for hour in part[0]]
-            part_accepted, part_repeated = _counts_in([list(compress(column, is_selected)) for column in part])
-            _add_to(accepted, part_accepted)
-            _add_to(repeated, part_repeated)
-    if not accepted and not repeated:
-        return table
-    for row in table:
-        key = (row.hour, row.brand_id, row.affiliate_id, row.media)
-        accepted[key] += row.accepted
-        repeated[key] += row.duplicates
-    keys = sorted(accepted.keys() | repeated.keys())
-    return [LedgerRow(*key, accepted.get(key, 0), repeated.get(key, 0)) for key in keys]
+            yield from map(LedgerRow, *(compress(column, is_selected) for column in part))
 
 
 def _counts_in(columns: Columns) -> tuple[dict[LedgerKey, int], dict[LedgerKey, int]]:
     """Return the accepted and the non-zero repeated counts by key."""
-    keys = list(zip(map(intern, columns[0]), *columns[1:4], strict=True))
+    keys = list(zip(*columns[:4], strict=True))
     repeated = {key: count for key, count in zip(keys, columns[5], strict=True) if count}
     return dict(zip(keys, columns[4], strict=True)), repeated
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +18,7 @@ _COLUMNS: Final = (
     "id, stream_id, path, start_offset, end_offset, rule, message, status, delivery, event_id, consumer_id, "
     "length(raw), whole_bytes, attempts, first_at, last_at"
 )
+_PAGE: Final = 64  # letters, each of at most `input.max_record_bytes`
 
 
 class DeadLetter(Struct, frozen=True):
@@ -148,6 +150,13 @@ class Letters:
         """Return the bytes of a letter; None if it does not exist."""
         rows = self._fetch("header, raw FROM dead_letters WHERE id = ?", (letter_id,))
         return Content(*rows[0]) if rows else None
+
+    def contents(self, selection: Selection) -> Iterator[Content]:
+        """Yield the bytes of letters, oldest first; in pages, so that the log of a running shipper can be merged."""
+        last = 0
+        while page := self._select("header, raw, id", selection, "AND id > ? ORDER BY id LIMIT ?", last, _PAGE):
+            yield from (Content(header, raw) for header, raw, _ in page)
+            last = page[-1][2]
 
     def needs_input(self, stream_id: int) -> bool:
         """Return whether a letter of the stream has only its record's position, not the bytes."""

@@ -6,11 +6,11 @@ import json
 import sqlite3
 from contextlib import closing
 
-from shipper.state.ledger import read_ledger
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper, changed
 from tests.e2e.fake_service import FakeService, Reply
 from tests.e2e.files import Tail
+from tests.ledgers import read_ledger
 
 
 def counted(shipper: Shipper) -> tuple[int, int]:

@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from shipper.state.directory import locked_directory
-from shipper.state.ledger import read_ledger
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import QUICK, Service, Shipper, changed
 from tests.e2e.fake_service import HANG, FakeService, Reply
 from tests.e2e.test_reconcile import with_report
 from tests.e2e.test_replay_and_purge import leave_in_spool
+from tests.ledgers import read_ledger
 from tests.tools import tool
 
 

@@ -17,10 +17,10 @@ import pytest
 
 from shipper.model.wire import BODY_HEAD, BODY_TAIL, INTAKE_PATH
 from shipper.sandbox.samples import sample_lines
-from shipper.state.ledger import read_ledger
 from tests.conftest import SEED
 from tests.e2e.driver import Result, Service, Shipper, changed, sandbox
 from tests.e2e.fake_service import FakeService
+from tests.ledgers import read_ledger
 
 OCTOBER = ("2025-10-01", "2025-10-31")
 EVENTS = 3_000

@@ -20,10 +20,10 @@ from shipper.report.document import read_report
 from shipper.report.history import History
 from shipper.report.ranges import DateRange, Part
 from shipper.sandbox.samples import sample_lines
-from shipper.state.ledger import read_ledger
 from tests.conftest import SEED
 from tests.e2e.driver import Result, Shipper, changed
 from tests.e2e.fake_service import FakeService
+from tests.ledgers import read_ledger
 from tests.report_documents import NOTHING_EARNED, brand, entry, pair, report
 from tests.report_service import Asked, ReportService, ok, refusal
 

@@ -17,8 +17,8 @@ from shipper.model.records import Rejection, Span, Stream, Summary
 from shipper.pipeline import settlement
 from shipper.pipeline.pipeline import Pipeline
 from shipper.pipeline.settlement import estimate_bytes
-from shipper.state.ledger import read_ledger
 from shipper.state.store import Store
+from tests.ledgers import read_ledger
 from tests.stage.pipelines import Maker, Source, at_once, good, ran, running, until, until_it_rests
 from tests.unit.test_codec import line
 

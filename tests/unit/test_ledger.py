@@ -30,10 +30,11 @@ from shipper.report.days import OFFSETS, days_of_offset, days_of_zone, zone_of_o
 from shipper.report.ledger import By, count_dead_letters, ledger_table, totals_of
 from shipper.report.ranges import DateRange
 from shipper.state.affiliates import ERASED, KEY_FILE, NameAffiliate, affiliate_namer, are_identifiers, read_key
-from shipper.state.ledger import LedgerRow, kept_from, read_ledger
+from shipper.state.ledger import LedgerRow, kept_from
 from shipper.state.letters import Content
 from shipper.state.store import Store
 from tests.cases import each
+from tests.ledgers import read_ledger
 from tests.unit.test_codec import MISSING, event
 
 KEY: LedgerKey = ("2026-10-01T22", 11, "", "50121")
@@ -181,7 +182,7 @@ def test_a_damaged_part_of_the_ledger_is_reported(store: Store, tmp_path: Path, 
 
 def test_two_processes_read_beside_one_that_writes(store: Store, tmp_path: Path):
     code = (
-        "import sys, pathlib\nfrom shipper.state.ledger import read_ledger\n"
+        "import sys, pathlib\nfrom tests.ledgers import read_ledger\n"
         "print('ready', flush=True)\nseen = []\n"
         "while not seen or seen[-1] < 100:\n"
         "    rows = read_ledger(pathlib.Path(sys.argv[1]))\n"
@@ -299,6 +300,15 @@ def test_a_dead_letter_is_read_by_the_mapping_and_as_csv():
     assert where(Content(header, row)) == place
     assert where(Content(header, row), csv_delimiter=";") == place
     assert where(Content(header, b"2026-11-20T12:30:00Z;7\n")) is None
+
+
+def test_dead_letters_are_counted_for_their_hours_in_any_order_of_their_headers():
+    row = Content(b"Timestamp;BrandID;BTag\n", b"2026-11-20T12:30:00Z;7;660123_x\n")
+    later = letter(Timestamp="2026-11-21T00:00:00Z")
+    contents = [letter(), row, row, letter(), later, Content(b"", b"broken"), *[letter()] * 100]
+    hours = "2026-11-20T12", "2026-11-21T00"
+    found = count_dead_letters(contents, RecordsSettings(), affiliate_namer(bytes(32)), hours=hours)
+    assert found == ({("2026-11-20T12", 7, "", "660123"): 104}, 1)
 
 
 @each(

@@ -60,8 +60,8 @@ def assert_counted(store: Store, directory: Path) -> None:
     rows = store.letters.ids(EVERYTHING)
     assert found["read"] == found["accepted"] + found["dead_lettered"] + found["duplicates"]
     assert found["dead_lettered"] == len(rows) + found["purged"]
-    contents = [store.letters.content(letter_id) for letter_id in rows]
-    assert found["dead_letter_bytes"] == size(*(content.raw + content.header for content in contents if content))
+    contents = list(store.letters.contents(EVERYTHING))
+    assert found["dead_letter_bytes"] == size(*(content.raw + content.header for content in contents))
 
 
 @pytest.fixture
@@ -152,6 +152,7 @@ def test_letters_are_found_by_their_fields(store: Store):
         (Selection(rule="ip", path="/b", is_whole=True), [3]),
     ]:
         assert store.letters.ids(selection) == wanted, selection
+        assert list(store.letters.contents(selection)) == list(map(store.letters.content, wanted))
         assert [letter.id for letter in store.letters.newest(selection, 10)] == wanted[::-1]
         assert sum(store.letters.count_by_rule(selection).values()) == len(wanted)
     assert store.letters.ids(EVERYTHING, 2) == [1, 2]

@@ -277,6 +277,19 @@ def test_the_table_shows_differences_at_any_width(width: int):
         assert words in " ".join(text.split())
 
 
+@pytest.mark.parametrize("width", [400, 60])
+def test_a_table_too_long_for_a_terminal_is_cut_before_its_total(monkeypatch: pytest.MonkeyPatch, width: int):
+    result = made("differences")
+    whole = as_table(result, width=width)
+    monkeypatch.setattr("shipper.report.table.LINES_MAX", 3)
+    lines = as_table(result, width=width)
+    assert whole.count("2026-10-0") > lines.count("2026-10-0")
+    assert "more lines; --format csv has all." in lines
+    assert [line for line in whole.splitlines() if line.startswith("total")] == [
+        line for line in lines.splitlines() if line.startswith("total")
+    ]
+
+
 def test_the_page_is_self_contained_and_names_are_text():
     names = hostile()
     for each in names.brands:

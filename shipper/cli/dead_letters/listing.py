@@ -127,12 +127,10 @@ def export(
         header = _common_header(letters.headers(whole))
         with open_target(target) as out:
             out.write(header)
-            for letter_id in letters.ids(whole):
-                content = letters.content(letter_id)
-                if content is not None:
-                    # Quoted CSV fields may contain newlines; JSON records only if they are malformed.
-                    record = content.raw if header else content.raw.replace(b"\n", b" ")
-                    out.write(record + b"\n")
+            for content in letters.contents(whole):
+                # Quoted CSV fields may contain newlines; JSON records only if they are malformed.
+                record = content.raw if header else content.raw.replace(b"\n", b" ")
+                out.write(record + b"\n")
         warn_about_truncated(letters, selection)
 
 

@@ -19,7 +19,7 @@ from shipper.report.ranges import DateRange, join_ranges
 from shipper.report.reconcile.model import Excluded, Names, Reconciliation, Row, Status, Totals
 from shipper.report.reconcile.summary import coverage, headlines, reasons_of, remarks
 from shipper.report.rows import Column, FlatTable, Value
-from shipper.report.table import new_table
+from shipper.report.table import cut, new_table
 
 _JSON: Final = msgspec.json.Encoder(decimal_format="number")
 _STYLES: Final = {"unexplained": "bold red", "explained": "", "provisional": "yellow", "agrees": "dim"}
@@ -181,7 +181,11 @@ def print_table(result: Reconciliation, notes: Sequence[str], console: Console) 
     for headline in headlines(result):
         console.print(Text(headline, style="bold" if is_ok else "bold red"))
     console.print()
-    _print_lines(list(_lines(result)), console)
+    *listed, total = _lines(result)
+    shown, left_out = cut(listed)
+    _print_lines([*shown, total], console)
+    if left_out:
+        console.print(Text(f"\n{left_out}.", style="dim"))
     if not result.lists_all and (agreeing := result.count("agrees")):
         lines = several(agreeing, "further line agrees", "further lines agree")
         console.print(Text(f"\n{lines}; --all lists them, too.", style="dim"))
