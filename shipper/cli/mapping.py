@@ -19,6 +19,7 @@ from shipper.cli.writing import check_target, write
 from shipper.config.mapping import FIELDS
 from shipper.model.errors import SourceError
 from shipper.model.printable import printable
+from shipper.sources.content import NOT_TEXT
 
 if TYPE_CHECKING:
     from shipper.codec.suggest import Suggestion, Suggestions
@@ -104,7 +105,7 @@ def encoding_advice(head: bytes) -> str:
     if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or head[1:8:2] == bytes(4):
         return "it is UTF-16; convert it: iconv -f UTF-16 -t UTF-8"
     if b"\0" in head:
-        return "it is not text, but an archive, a spreadsheet or the like; export it as CSV or JSON lines"
+        return NOT_TEXT
     return "it is not UTF-8; convert it, for example: iconv -f WINDOWS-1252 -t UTF-8"
 
 

@@ -40,6 +40,18 @@ _MAGICS: Final[dict[bytes, Compression]] = {
     },
     b"\xfd7zXZ\0": "xz",
 }
+NOT_TEXT: Final = (
+    "it is not text, but an archive, a spreadsheet or the like; unpack it, or export it as CSV or JSON lines"
+)
+# ZIP, also of spreadsheets; older spreadsheets; 7-Zip, lz4, Parquet and Avro. No text begins like this.
+_OTHER_KINDS: Final = (
+    b"PK\x03\x04",
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",
+    b"7z\xbc\xaf\x27\x1c",
+    b"\x04\x22\x4d\x18",
+    b"PAR1\x15",
+    b"Obj\x01",
+)
 
 
 class UnfinishedError(Exception):
@@ -54,6 +66,11 @@ def is_partial_magic(head: bytes) -> bool:
 def compression_of(head: bytes) -> Compression:
     """Detect the compression by the first bytes; empty for a plain file or too few bytes."""
     return next((compression for magic, compression in _MAGICS.items() if head.startswith(magic)), "")
+
+
+def is_not_text(head: bytes) -> bool:
+    """Return whether an input is of a kind whose lines contain no records, by its first bytes."""
+    return head.startswith(_OTHER_KINDS)
 
 
 def seek_data(descriptor: int, offset: int) -> int:
@@ -406,3 +423,9 @@ def open_content(descriptor: int, path: Path) -> Content:
     """
     compression = compression_of(os.pread(descriptor, _HEAD_BYTES, 0))
     return Archive(descriptor, compression, path) if compression else Content(descriptor)
+
+
+def refuse_other_kinds(content: Content, path: Path) -> None:
+    """Raise `SourceError` for a file whose lines contain no records."""
+    if not content.compression and is_not_text(content.pread(_HEAD_BYTES, 0)):
+        raise SourceError(f"{path}: {NOT_TEXT}")

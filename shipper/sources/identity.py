@@ -23,7 +23,7 @@ import structlog
 from shipper.model.errors import SourceError
 from shipper.model.framing import BLANKS, Framing
 from shipper.model.records import Head, Stream, digest, shown
-from shipper.sources.content import Archive, Content, open_content
+from shipper.sources.content import Archive, Content, open_content, refuse_other_kinds
 from shipper.sources.discovery import FileId, SkipReason, file_id_of, never_skip, signature_of
 from shipper.sources.reader import (
     HEAD_BYTES,
@@ -303,6 +303,7 @@ class StreamIndex:
         descriptor = open_file(path)
         try:
             content = open_content(descriptor, path)
+            refuse_other_kinds(content, path)
             framing = self._framing_of(content)
             stream = identify(content)
             if stream is not None:

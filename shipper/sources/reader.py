@@ -33,6 +33,7 @@ from shipper.sources.content import (
     compression_of,
     is_partial_magic,
     open_content,
+    refuse_other_kinds,
     seek_data,
 )
 from shipper.system.native import NATIVE
@@ -376,6 +377,8 @@ class StreamReader:
     def _find_framing(self, *, is_final: bool) -> bool:
         """Detect the framing by the first bytes; return False if there are too few of them."""
         framing = self._framing
+        if self.stream.kind == "file":
+            refuse_other_kinds(self.content, self.path)  # the file was empty when it was opened
         if framing is None:
             head = self._pread(READ_BYTES, 0)
             may_be_archive = self.stream.kind == "file" and not self.content.compression

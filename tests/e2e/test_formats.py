@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from pathlib import Path
 from random import Random
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 
@@ -380,6 +381,23 @@ def test_csv_whose_lines_end_with_cr_alone_is_not_taken_for_a_header(shipper: Sh
     shipper.pipe(data, settings=csv).assert_ended(2, f"standard input: {words}")
     assert words in shipper.run("validate", "rows.csv").stdout
     assert shipper.pipe(b"\xef\xbb\xbf\n \r\n", settings=csv).counts() == (0, 0, 0, 0, 0), "no header either"
+
+
+@pytest.mark.parametrize("form", ["auto", "ndjson"])
+def test_an_archive_that_cannot_be_read_is_refused_and_its_lines_are_no_records(
+    shipper: Shipper, service: Service, sample: Sample, form: str
+):
+    """The log of the day was rotated into it, so records in it would be missing although all is accounted for."""
+    with ZipFile(shipper.folder / "a.log.zip", "w", ZIP_DEFLATED) as archive:
+        archive.writestr("a.log", b"".join(sample.lines[:50]))
+    shipper.write("a.log", *sample.lines[50:53])
+    words = "it is not text, but an archive"
+    settings = {"input.format": form}
+    result = shipper.backfill("a.log*", settings=settings)
+    assert (result.returncode, result.counts(), words in result.stderr) == (4, (3, 3, 0, 0, 0), True), result
+    shipper.run("validate", "a.log.zip", settings=settings).assert_ended(2, words)
+    shipper.pipe((shipper.folder / "a.log.zip").read_bytes()).assert_ended(2, f"standard input: {words}")
+    service.assert_holds_exactly(sample.ids[50:53])
 
 
 def test_a_header_that_takes_much_memory_is_refused_but_one_with_many_columns_is_not(shipper: Shipper, sample: Sample):

@@ -69,7 +69,7 @@ def test_an_export_with_other_column_names_is_shipped_with_the_suggested_mapping
         (b'{"a":{"b":1},\n"c":2}\n', "its objects span several lines"),
         (b'2026-03-01T14:05:09Z INFO {"IP":"192.0.2.1"}\n', "its lines have text before the object"),
         (b'{"time":"now","log":"{\\"IP\\":\\"192.0.2.1\\"}\\n"}\n' * 2, "one per line: jq -r '.log'"),
-        (b"PK\x03\x04\x14\0\xff\n", "it is not text"),
+        (b"\x7fELF\x02\0\xff\n", "it is not text"),
         (b"1,2,3\n4,5,6\n", "is the first row a header?"),
         pytest.param(b"1,2,1\n4,5,6\n", "is the first row a header?", id="values twice"),
         pytest.param(b",".join([b"%d" % n for n in range(1001)]) + b"\n7\n", "is the first row a header?", id="wide"),
