@@ -39,6 +39,8 @@ _OWNED_PROPERTIES: Final = (
     "partition.assignment", "session.timeout", "security.protocol", "sasl.mechanism", "sasl.username", "sasl.oauth",
     "ssl.ca", "ssl.certificate", "ssl.key.", "queued.max", "debug", "plugin", "acks", "request.required",
 )  # fmt: skip
+# Properties whose values only a program can give to the client.
+_PROGRAM_PROPERTY: Final = re.compile(r"_cb$|^(on_|logger$|default\.topic\.|delivery\.report\.)")
 _SECRET_PROPERTY: Final = re.compile(r"password|secret|jaas|\.pem$")
 
 RuleId = Literal[
@@ -225,6 +227,8 @@ class KafkaSettings(Section, frozen=True):
         for name in self.client:
             if name.startswith(_OWNED_PROPERTIES):
                 raise ConfigError("is set by shipper itself; remove it", key=f"client.{name}")
+            if _PROGRAM_PROPERTY.search(name):
+                raise ConfigError("is not supported; remove it", key=f"client.{name}")
             if _SECRET_PROPERTY.search(name):
                 raise ConfigError("would be a literal secret, which is not supported", key=f"client.{name}")
 

@@ -263,6 +263,8 @@ KAFKA = [
     ("sasl_mechanism = 'OAUTHBEARER'", "token", "belongs to sasl_mechanism"),
     ("group_protocol = 'consumer'\nsession_timeout_seconds = 9", "session_timeout_seconds", "is for group_protocol"),
     ("client = { 'enable.auto.commit' = true }", "client.enable.auto.commit", "is set by shipper itself"),
+    ("client = { stats_cb = 'x' }", "client.stats_cb", "is not supported"),
+    ("client = { 'default.topic.config' = 'x' }", "client.default.topic.config", "is not supported"),
     ("client = { 'ssl.key.password' = 'x' }", "client.ssl.key.password", "is set by shipper itself"),
     ("client = { 'ssl.keystore.password' = 'x' }", "client.ssl.keystore.password", "a literal secret"),
     ("client_key = '/k'", "client_certificate", "needs both"),
