@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from shipper.model.errors import StateError, StateUnwritableError
+from shipper.model.errors import ConfigError, StateError, StateUnwritableError
 from shipper.state.directory import ACCESS_ADVICE
 from shipper.system.files import FULL_DISK
 from shipper.system.permissions import DENIALS, access_problem, file_type_problem
@@ -56,6 +56,7 @@ def translate_errors(path: Path, *, if_moved: str = IF_MOVED) -> Iterator[None]:
     Args:
         if_moved: Consequence of moving the file away, for the message.
     Raises:
+        ConfigError: A folder in its path is a file.
         StateUnwritableError: The disk is full.
         StateError: The file cannot be used; it was left unchanged.
     """
@@ -67,6 +68,8 @@ def translate_errors(path: Path, *, if_moved: str = IF_MOVED) -> Iterator[None]:
             raise StateUnwritableError(
                 f"{path} cannot be written ({error}); nothing is lost: make room on its disk and run the command again"
             ) from error
+        if isinstance(error, NotADirectoryError):
+            raise ConfigError(f"{access_problem(path)}; name another directory", key="state.directory") from error
         if message := _explain_denial(path, error):
             raise StateError(message) from error
         raise StateError(f"{path} cannot be used ({error}). {advice_for(error, if_moved)}") from error

@@ -253,10 +253,11 @@ def test_a_default_settings_file_in_an_inaccessible_folder_is_skipped_and_an_unr
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o755])
-def test_a_path_below_a_file_is_no_question_of_permissions(mode: int, tmp_path: Path):
-    file = tmp_path / "file"
-    file.touch()
+def test_a_path_below_a_file_is_no_question_of_permissions(shipper: Shipper, mode: int):
+    file = shipper.write("file")
     file.chmod(mode)
+    status = shipper.run("status", settings={"state.directory": file / "state"})
+    status.assert_ended(2, f"{file} is not a directory; name another directory")
     assert access_problem(file / "events.ndjson") == f"{file} is not a directory"
 
 
