@@ -183,15 +183,16 @@ def _toml_lines(suggestions: Mapping[str, Suggestion]) -> list[str]:
 
 
 def _line_matched_by_name(field: str, suggestion: Suggestion) -> str:
-    """Return the line of a source whose values do not fit, with what to do about them."""
+    """Return the line of a source whose values do not fit yet, with what to do about them."""
     path = toml_value(suggestion.path)
     if field in _CODES:
         return f"{field} = {{ from = {path}, values = {{}} }}  # matched by name; list its codes: {{ {_CODES[field]} }}"
+    how = "guessed from its values; " if suggestion.is_by_values else "matched by name; "
     if suggestion.is_local:
-        guessed = "guessed from its values; " if suggestion.is_by_values else ""
-        return f"{field} = {path}  # {guessed}its times have no offset: set records.assume_timezone"
+        how = how if suggestion.is_by_values else ""
+        return f"{field} = {path}  # {how}its times have no offset: set records.assume_timezone"
     advice = "write its times as 2026-03-01 14:05:09" if field == "Timestamp" else f"its values do not fit {field}"
-    return f"{field} = {path}  # matched by name; {advice}"
+    return f"{field} = {path}  # {how}{advice}"
 
 
 def _comments_on_others(found: Suggestions) -> list[str]:

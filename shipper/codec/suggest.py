@@ -6,6 +6,7 @@ Suggestions contain no values of records.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC
 from functools import partial
@@ -42,6 +43,7 @@ _NAMES: Final[dict[str, str]] = {
     "AffiliateID": "affiliateid affiliate affid partnerid partner agentid",
     "ConsumerState": "consumerstate statecode state province region usstate",
 }
+_OTHER_TIME: Final = re.compile(r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}[T ,]+\d{1,2}:\d{2}\b")  # to be converted
 _IN_UTC: Final = {"Timestamp": partial(timestamps, zone=UTC)}
 _DISTINCTIVE: Final = ("EventId", "IP", "Timestamp", "BTag")  # recognisable by their values alone
 
@@ -110,7 +112,10 @@ def _rank(
     local_fit = _fit(field, values, _IN_UTC) if field == "Timestamp" and fit < FIT_MIN else 0.0
     is_local = local_fit >= FIT_MIN
     distance = _name_distance(field, path)
-    is_by_values = distance >= _UNRELATED and field in _DISTINCTIVE and max(fit, local_fit) >= _FIT_BY_VALUES_MIN
+    looks = local_fit
+    if field == "Timestamp" and max(fit, local_fit) < FIT_MIN and values:
+        looks = sum(isinstance(value, str) and bool(_OTHER_TIME.match(value)) for value in values) / len(values)
+    is_by_values = distance >= _UNRELATED and field in _DISTINCTIVE and max(fit, looks) >= _FIT_BY_VALUES_MIN
     if is_by_values:
         distance = _UNRELATED - 1
     return (fit < FIT_MIN and not is_local, distance, len(path)), field, Suggestion(path, fit, is_by_values, is_local)

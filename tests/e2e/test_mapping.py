@@ -365,12 +365,19 @@ def test_a_column_whose_name_ends_in_a_dot_can_be_mapped(shipper: Shipper):
     assert "names columns that are missing: No.." in shipper.run("validate", path, settings=wrong).stdout
 
 
-def test_local_times_are_recognised_by_their_values(shipper: Shipper):
-    path = local_export(shipper, {})
+@each(
+    ("time", "words"),
+    [
+        (LOCAL["registered_at"], "its times have no offset: set records.assume_timezone"),
+        ("01.03.2026 14:05", "write its times as 2026-03-01 14:05:09"),
+        ("3/1/2026 2:05 PM", "write its times as 2026-03-01 14:05:09"),
+    ],
+)
+def test_times_of_another_form_are_recognised_by_their_values(shipper: Shipper, time: str, words: str):
+    path = local_export(shipper, {"registered_at": time})
     path.write_text(path.read_text().replace("registered_at", "angelegt"))
     suggested = shipper.run("mapping", "suggest", path).stdout
-    comment = "guessed from its values; its times have no offset: set records.assume_timezone"
-    assert f'Timestamp = "angelegt"  # {comment}' in suggested
+    assert f'Timestamp = "angelegt"  # guessed from its values; {words}' in suggested
 
 
 def test_only_the_beginning_of_a_file_is_read(shipper: Shipper):
