@@ -18,6 +18,7 @@ from shipper.config.settings import DeliverySettings, EndpointSettings
 from shipper.delivery.connection import Connection, Peer, Server, server_at
 from shipper.delivery.credentials import SKEW_REPORTED_S, Authorization, ClockSkew, Credentials, NoTokenError
 from shipper.delivery.endpoint import ConnectionSettings, Endpoint, NoAnswerError, compress, new_traceparent
+from shipper.delivery.no_answer import SETUP_CAUSES
 from shipper.delivery.quoting import quotation
 from shipper.delivery.tls import os_error_text
 from shipper.delivery.verdicts import UNREADABLE, Action, Verdict, judge
@@ -96,7 +97,7 @@ class Checkup:
             self._report_connect(await connection.connect(), server)
             self._report_tls(await connection.secure(), server)
         except NoAnswerError as error:
-            is_unreachable = error.step == "connect" and error.cause != "proxy" and not error.is_tls
+            is_unreachable = error.step == "connect" and error.cause not in {"proxy", *SETUP_CAUSES}
             advice = f"; check {self._section}.base_url and firewalls" if is_unreachable else ""
             self._report("fail", error.step, f"{error}{advice}")
             return False

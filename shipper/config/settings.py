@@ -406,8 +406,8 @@ class DeliverySettings(Section, frozen=True):
     fail_fast: Annotated[
         bool,
         about(
-            "one-shot commands end within 10 s if the setup is wrong (token, key, address, TLS, unknown host) and "
-            "nothing was accepted; `run` never does"
+            "one-shot commands end within 10 s if the setup is wrong (token, key, address, TLS, unknown host, password "
+            "of a proxy) and nothing was accepted; `run` never does"
         ),
     ] = True
     poison_limit: Annotated[int, about("consecutive refused records at which delivery pauses", ge=1, le=1_000_000)] = 50

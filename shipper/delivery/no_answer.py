@@ -14,6 +14,8 @@ from shipper.delivery.tls import os_error_text, tls_problem
 # The name does not exist; other errors mean that the name server is unavailable.
 _NO_SUCH_NAME: Final = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 _CLOSED: Final = "the connection was closed"
+# Causes that must be fixed by a person; retrying does not help.
+SETUP_CAUSES: Final = {"tls", "unknown_host", "credentials"}
 
 
 class Stage(Enum):
@@ -64,7 +66,8 @@ class NoAnswerError(Exception):
 
     Attributes:
         cause: One word. Before the request is sent: `name_lookup`, `unknown_host`, `connect_error`, `connect_timeout`,
-            `tls`, `proxy`. Afterwards: `read_timeout`, `write_timeout`, `read_error`, `remote_protocol_error`.
+            `tls`, `proxy`, `credentials` (the proxy demands others). Afterwards: `read_timeout`, `write_timeout`,
+            `read_error`, `remote_protocol_error`.
         step: The step that failed: `dns`, `connect` (including everything about a proxy), `tls` or `service`.
         is_tls: TLS failed permanently, for instance because a certificate is not accepted.
         is_stale: The request was sent over a reused connection that the peer was closing. A retry uses a new
@@ -149,14 +152,15 @@ def _timed_out(route: Route, progress: Progress, peer: str) -> NoAnswerError:
 
 
 def _proxy_failed(status: int, why: str, route: Route) -> NoAnswerError:
+    cause = "proxy"
     if status == 407:
-        what, key = "requires a valid user name and password", "proxy_username"
+        what, key, cause = "requires a valid user name and password", "proxy_username", "credentials"
     elif status:
         what, key = f"refuses to connect to {route.address}, with status {status}", "proxy"
     else:
         what, key = f"cannot be used: {why}", "proxy"
     message = f"the proxy {route.proxy} {what}; see {route.section}.{key}"
-    return NoAnswerError("proxy", message, step="connect", was_sent=False)
+    return NoAnswerError(cause, message, step="connect", was_sent=False)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -14,7 +14,7 @@ import msgspec
 from shipper.config.secrets import MAX_SECRET_BYTES, Secret, check_secret, fetch_secret
 from shipper.config.settings import OAuth2Settings
 from shipper.delivery.answer import Answer
-from shipper.delivery.endpoint import NoAnswerError
+from shipper.delivery.no_answer import SETUP_CAUSES, NoAnswerError
 from shipper.delivery.tokens import LIFETIME_MAX_S, NoTokenError, Reason, Token, expiring_token, expiry_claim
 from shipper.delivery.waits import requested_wait_s
 from shipper.model.errors import ConfigError
@@ -88,7 +88,7 @@ class OAuth2Source:
             raise NoTokenError(
                 "token_endpoint",
                 f"{error}; check {self.key}.token_url",
-                is_setup_problem=error.is_tls or error.cause == "unknown_host",
+                is_setup_problem=error.cause in SETUP_CAUSES,
             ) from None
         return self._token(answer, since, wall_since)
 

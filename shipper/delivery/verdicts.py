@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shipper.delivery.answer import ALL_ACCEPTED, Answer, Results
-from shipper.delivery.no_answer import NoAnswerError
+from shipper.delivery.no_answer import SETUP_CAUSES, NoAnswerError
 from shipper.delivery.tokens import NoTokenError
 from shipper.delivery.waits import requested_wait_s
 
@@ -121,9 +121,7 @@ _TABLE: Final = {
     501: _UNEXPECTED,
     505: _UNEXPECTED,
 }
-_SETUP_PROBLEMS: Final = {
-    *("token", "subscription_key", "forbidden", "not_found", "redirect", "html_answer", "tls", "unknown_host")
-}
+_SETUP_PROBLEMS: Final = {*("token", "subscription_key", "forbidden", "not_found", "redirect", "html_answer", "tls")}
 _NO_ACCESS: Final = {401, 403}
 _RETRIED: Final = {408, 425, 429}
 _SAYS_RETRY: Final = Verdict(Action.RETRY, "", "the service answered 2xx but says that it cannot accept the batch yet")
@@ -239,12 +237,9 @@ def without_answer(error: NoAnswerError | NoTokenError) -> Verdict:
     if isinstance(error, NoTokenError):
         wait_s, is_setup_problem = error.retry_after_s, error.is_setup_problem
         return Verdict(Action.PAUSE, error.reason, message, retry_after_s=wait_s, is_setup_problem=is_setup_problem)
-    if error.is_tls:  # a retry does not help
-        return Verdict(Action.PAUSE, "tls", message, is_setup_problem=True)
     cause = error.cause
-    return Verdict(
-        Action.RETRY, cause, message, is_congestion=cause in _TIMEOUTS, is_setup_problem=cause in _SETUP_PROBLEMS
-    )
+    action = Action.PAUSE if cause in {"tls", "credentials"} else Action.RETRY
+    return Verdict(action, cause, message, is_congestion=cause in _TIMEOUTS, is_setup_problem=cause in SETUP_CAUSES)
 
 
 def _broken_success(answer: Answer, document: object, events: int | None, *, is_text: bool) -> Verdict | None:

@@ -25,7 +25,8 @@ ADVICE: Final = {
     "subscription_key": f"provide a valid intake.subscription_key; {_HOW_APPLIED}",
     "token": f"provide a valid intake.token, or correct intake.oauth2; {_HOW_APPLIED}",
     "token_endpoint": "check the token endpoint; shipper retries automatically",
-    "credentials": "correct the file or command of the named secret, or the client id and secret",
+    "credentials": "correct the file or command of the named secret, or the client id and secret; for a proxy, its "
+    "user name and password, and restart",
     "forbidden": "ask the service's operator to check the permissions of the token and the subscription key; if other "
     "batches are accepted, a firewall may block the text of a record",
     "not_found": "check intake.base_url, and whether a proxy intercepts requests",

@@ -258,7 +258,7 @@ FAILURES = {
     ),
     "no tls": Failures(says="wrong version number", address="https://$fake_host"),
     "certificate": Failures(says='"reason":"tls"', address="$origin"),
-    "proxy": Failures(says='"reason":"proxy"', address="$origin", intake=TOKEN + PROXY),
+    "proxy": Failures(says='"reason":"credentials"', address="$origin", intake=TOKEN + PROXY),
 }
 
 

@@ -186,6 +186,7 @@ SET_UP_FAULTS = [
     Answer(status=200, content_type="text/html", retry_after="", body=b"<html>"),
     no_answer("tls", is_tls=True),
     no_answer("unknown_host"),
+    no_answer("credentials"),  # a proxy's 407
 ]
 # Faults of the service, and errors of the network or of a service that is being restarted.
 PASSING_FAULTS = [

@@ -97,7 +97,9 @@ async def test_a_proxy_that_refuses_the_password_has_passed_nothing_on(
         async with endpoint(origin.url, ca_bundle=ca, proxy=proxy.url, **access) as used:
             for _ in range(2):
                 error = await failure(used)
-                assert (error.cause, error.is_tls, error.is_stale, error.was_sent) == ("proxy", False, False, False)
+                assert (error.cause, error.is_tls, error.is_stale, error.was_sent) == (
+                    *("credentials", False, False, False),
+                )
                 assert f"the proxy {proxy.url} requires" in str(error)
                 assert "see intake.proxy_username" in str(error)
                 assert is_clean("".join(traceback.format_exception_only(error)).replace("intake.proxy_username", ""))
