@@ -44,6 +44,7 @@ class Listener:
         self.closed = 0
         self.handshake_errors: list[str] = []
         self.clients: list[str] = []
+        self._last: object = None  # the address of the connection that ends it
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._threads = [threading.Thread(target=self._accept, name=f"{type(self).__name__}-{self.port}")]
@@ -53,8 +54,11 @@ class Listener:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)  # wakes `accept`
-        self._threads[0].join(10)
+        with socket.socket(self._socket.family) as last:  # accepted after all others
+            last.bind((self.host, 0))
+            self._last = last.getsockname()
+            last.connect(self._socket.getsockname())
+            self._threads[0].join(10)
         self._socket.close()
         self.cut()
         for thread in self._threads:
@@ -73,9 +77,9 @@ class Listener:
 
     def _accept(self) -> None:
         while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
+            connection, client = self._socket.accept()
+            if client == self._last:
+                connection.close()
                 return
             with self._lock:
                 self._open.add(connection)

@@ -136,7 +136,8 @@ def test_a_kill_long_before_the_commit_interval_repeats_few_records_though_each_
     ledger = Ledger(shipper, service)
     rarely = {"state.commit_interval_seconds": 60, "batch.linger_seconds": 60, "delivery.concurrency": 2}
     running = shipper.start("backfill", file, "--summary", "json", settings=rarely)
-    running.wait_until(lambda: service.faults_applied() != [0], "16,000 records")
+    running.wait_until(lambda: service.faults_applied() != [0], "the last batch is held")
+    running.wait_until(lambda: service.received >= 16_000, "the others are received")
     running.wait_until(lambda: ledger.unsaved() <= 9_000, "the others are saved", limit_s=45)
     running.kill()
     ledger.note()

@@ -138,17 +138,19 @@ async def test_an_unreachable_proxy_is_named(names: Names, ca: Path, context: ss
 
 @on_each_loop
 @pytest.mark.parametrize(
-    ("peer", "words"),
+    ("peer", "words", "limit_s"),
     [
-        (ClosingListener, "closed|reset"),
-        (SilentListener, r"delivery\.read_timeout_seconds"),
-        (BannerListener, "not HTTP"),
+        (ClosingListener, "closed|reset", 30),
+        (SilentListener, r"delivery\.read_timeout_seconds", 0.2),
+        (BannerListener, "not HTTP", 30),
     ],
 )
-async def test_a_failing_proxy_is_named(ca: Path, server_context: ssl.SSLContext, peer: type[Listener], words: str):
+async def test_a_failing_proxy_is_named(
+    ca: Path, server_context: ssl.SSLContext, peer: type[Listener], words: str, limit_s: float
+):
     with Origin(context=server_context) as origin, peer() as proxy:
         url = f"http://127.0.0.1:{proxy.port}"
-        async with endpoint(origin.url, ca_bundle=ca, proxy=url, delivery={"read_timeout_seconds": 0.2}) as used:
+        async with endpoint(origin.url, ca_bundle=ca, proxy=url, delivery={"read_timeout_seconds": limit_s}) as used:
             for _ in range(2):
                 error = await failure(used)
                 assert re.search(words, str(error))
