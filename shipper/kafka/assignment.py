@@ -313,8 +313,16 @@ class Assignment:
             settled = saved.get((partition.topic_id, partition.partition))
             if partition.committed is not None:
                 first = partition.low if settled is None and partition.is_added else settled
-                is_passed_over = not partition.metadata.topic_id and first is not None and first < partition.committed
-                return partition._replace(passed_over_from=first if is_passed_over else None)
+                if first is None or partition.metadata.topic_id:
+                    return partition
+                if first > partition.committed:
+                    log.warning(
+                        "offset_moved_back",
+                        partition=f"{partition.topic}/{partition.partition}",
+                        message=f"another program has moved the group from record {first} back to "
+                        f"{partition.committed}: the records in between are sent and counted again",
+                    )
+                return partition._replace(passed_over_from=first if first < partition.committed else None)
             first = None if self._ranges is None else self._range(partition).start
             return partition._replace(committed=first if settled is None else settled)
 

@@ -116,7 +116,7 @@ def commit_as_another_program(group: Group, offsets: dict[int, int]) -> None:
     foreign.close()
 
 
-def test_records_that_another_program_passed_over_are_a_gap(
+def test_records_that_another_program_passed_over_are_a_gap_and_others_are_sent_again(
     group: Group, broker: Broker, service: Service, sample: Sample
 ):
     broker.produce(group.topic, values(sample, 0, 100), partition=0)
@@ -137,6 +137,11 @@ def test_records_that_another_program_passed_over_are_a_gap(
     service.assert_holds_exactly([*sample.ids[:100], *sample.ids[150:160]])
     assert sums(broker.table(group.ledger))["unreachable"] == 70
     assert group.shipper.run("status", "--until", "now", check=False).returncode == 0
+    commit_as_another_program(group, {0: 155})
+    running = group.member()
+    running.wait_for("another program has moved the group from record 160 back to 155")
+    group.finish(running)
+    assert (service.received, sums(broker.table(group.ledger))["accepted"]) == (115, 115), "they are sent and counted"
 
 
 @pytest.mark.parametrize("records", [50, 150])
