@@ -7,6 +7,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import lru_cache
 from sys import intern
 from typing import Any, Final, NamedTuple
 
@@ -418,10 +419,17 @@ def read_documents(settings: KafkaSettings, topic: str, *, is_complete: bool = F
                 error = message.error()
                 if error is None:
                     key = (message.key() or b"").decode(errors="replace")
-                    yield Document(key, message.value(), headers_of([message])[0] or (), message.partition() or 0)
+                    headers = [_shared_header(*header) for header in headers_of([message])[0] or ()]
+                    yield Document(key, message.value(), headers, message.partition() or 0)
                 elif error.code() == KafkaError._PARTITION_EOF:
                     number = message.partition() or 0
                     if (message.offset() or 0) >= ends.get((topic, number), 0):
                         open_partitions.discard(number)
                 elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # no right on the group is needed
                     raise KafkaException(error)
+
+
+@lru_cache(1024)
+def _shared_header(name: str, value: bytes | None) -> tuple[str, bytes | None]:
+    """Return a header; most of those of dead letters recur, and would be half of their memory."""
+    return intern(name), value
