@@ -66,10 +66,9 @@ class NoAnswerError(Exception):
 
     Attributes:
         cause: One word. Before the request is sent: `name_lookup`, `unknown_host`, `connect_error`, `connect_timeout`,
-            `tls`, `proxy`, `credentials` (the proxy demands others). Afterwards: `read_timeout`, `write_timeout`,
-            `read_error`, `remote_protocol_error`.
+            `tls` (failed permanently, for instance because a certificate is not accepted), `proxy`, `credentials` (the
+            proxy demands others). Afterwards: `read_timeout`, `write_timeout`, `read_error`, `remote_protocol_error`.
         step: The step that failed: `dns`, `connect` (including everything about a proxy), `tls` or `service`.
-        is_tls: TLS failed permanently, for instance because a certificate is not accepted.
         is_stale: The request was sent over a reused connection that the peer was closing. A retry uses a new
             connection, so this cannot happen twice in a row.
         was_sent: The service may have received the request; False = certainly not.
@@ -81,14 +80,12 @@ class NoAnswerError(Exception):
         message: str,
         *,
         step: str = "service",
-        is_tls: bool = False,
         is_stale: bool = False,
         was_sent: bool = True,
     ) -> None:
         super().__init__(message)
         self.cause = cause
         self.step = step
-        self.is_tls = is_tls
         self.is_stale = is_stale
         self.was_sent = was_sent
 
@@ -113,7 +110,7 @@ def no_answer(error: BaseException, route: Route, progress: Progress) -> NoAnswe
     if problem:
         # In TLS 1.3, the client may already have sent the request; the server discards it unread.
         was_sent = stage in _SENT and progress.is_reused
-        return NoAnswerError("tls", problem, step="connect" if is_at_proxy else "tls", is_tls=True, was_sent=was_sent)
+        return NoAnswerError("tls", problem, step="connect" if is_at_proxy else "tls", was_sent=was_sent)
     if isinstance(error, TimeoutError) and not error.errno:
         return _timed_out(route, progress, peer)
     why = next((os_error_text(e) for e in reversed(errors) if isinstance(e, OSError) and e.errno), _CLOSED)

@@ -265,7 +265,7 @@ class _Handshakes:
         try:
             answer = await used.request("POST", "/", b"{}", authorization=Authorization("t", "k"), max_answer_bytes=9)
         except NoAnswerError as error:
-            return error.cause, error.is_tls, _message(error)
+            return error.cause, _message(error)
         finally:
             await used.aclose()
         raise AssertionError(f"an answer was accepted without TLS: {answer}")

@@ -85,7 +85,7 @@ def test_a_request_that_fails_again_on_a_new_connection_backs_off():
         (answer(302), "redirect"),
         (answer(418), "unexpected_answer"),
         (Answer(status=200, content_type="text/html", retry_after="", body=b"<html>"), "html_answer"),
-        (no_answer("tls", is_tls=True), "tls"),
+        (no_answer("tls"), "tls"),
         (no_answer("credentials"), "credentials"),
     ],
 )

@@ -184,7 +184,7 @@ SET_UP_FAULTS = [
     answer(401, body=b'{"message":"Access denied due to invalid subscription key."}'),
     *map(answer, (403, 404, 405, 302)),
     Answer(status=200, content_type="text/html", retry_after="", body=b"<html>"),
-    no_answer("tls", is_tls=True),
+    no_answer("tls"),
     no_answer("unknown_host"),
     no_answer("credentials"),  # a proxy's 407
 ]

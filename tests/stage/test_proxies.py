@@ -97,9 +97,8 @@ async def test_a_proxy_that_refuses_the_password_has_passed_nothing_on(
         async with endpoint(origin.url, ca_bundle=ca, proxy=proxy.url, **access) as used:
             for _ in range(2):
                 error = await failure(used)
-                assert (error.cause, error.is_tls, error.is_stale, error.was_sent) == (
-                    *("credentials", False, False, False),
-                )
+                assert error.cause == "credentials"
+                assert (error.is_stale, error.was_sent) == (False, False)
                 assert f"the proxy {proxy.url} requires" in str(error)
                 assert "see intake.proxy_username" in str(error)
                 assert is_clean("".join(traceback.format_exception_only(error)).replace("intake.proxy_username", ""))
@@ -167,7 +166,7 @@ async def test_an_untrusted_certificate_of_a_proxy_is_distinguished_from_that_of
     with Origin(context=server_context) as origin, Proxy(context=untrusted) as proxy:
         async with endpoint(origin.url, ca_bundle=ca, proxy=proxy.url) as used:
             error = await failure(used)
-        assert (error.cause, error.is_tls, error.was_sent) == ("tls", True, False)
+        assert (error.cause, error.was_sent) == ("tls", False)
         assert f"the certificate of the proxy {proxy.url} is not trusted" in str(error)
     assert (proxy.heads, origin.accepted) == ([], 0)
 
@@ -178,7 +177,7 @@ async def test_an_untrusted_certificate_of_the_service_is_reported_through_a_pro
         async with endpoint(origin.url, ca_bundle=ca, proxy=proxy.url) as used:
             for _ in range(3):
                 error = await failure(used)
-                assert (error.cause, error.is_tls, error.was_sent) == ("tls", True, False)
+                assert (error.cause, error.was_sent) == ("tls", False)
                 assert f"the certificate of {origin.url} is not trusted" in str(error)
     assert (origin.accepted, origin.requests) == (3, [])
 
