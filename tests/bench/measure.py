@@ -24,7 +24,7 @@ from tests.processes import ROOT, Server, clean_environment, running_program
 
 ROW_LIMIT_SECONDS = 900
 MODES = ("plain", "slow", "faulty", "picky", "tls")  # of the server, each on a port of its own
-DEAD_LETTERS, LEDGER = "dead-letters", "ledger"  # topics of all groups
+DEAD_LETTERS = "dead-letters"  # topic of all groups
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes per unit of ru_maxrss
 
 

@@ -26,7 +26,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench.measure import DEAD_LETTERS, LEDGER
+from tests.bench.measure import DEAD_LETTERS
 from tests.processes import SHIPPER, leave_core
 
 INTAKE_PATH: Final = "/dim/v1/player/activities"
@@ -158,8 +158,7 @@ def broker(folder: str, *samples: str) -> None:
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the broker is stopped, too
     with suppress(KeyboardInterrupt), Broker(Path(folder)) as broker:
-        for topic in (DEAD_LETTERS, LEDGER):
-            broker.create(topic, 1, cleanup_policy="compact")
+        broker.create(DEAD_LETTERS, 1, cleanup_policy="compact")
         for sample in map(Path, samples):
             broker.create(sample.stem, 4)
             with sample.open("rb") as lines:

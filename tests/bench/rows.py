@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Self, cast, get_args
 from shipper.sandbox.samples import BLOCK, DUPLICATES, INVALID, SampleProfile
 from shipper.system.native import NATIVE
 from tests.bench.blackhole import CA_FILE
-from tests.bench.measure import DEAD_LETTERS, LEDGER, RowError
+from tests.bench.measure import DEAD_LETTERS, RowError
 from tests.bench.peers import PEERS
 from tests.bench.programs import INTAKE_PATH
 from tests.bench.samples import MAPPING, POISON_ONE_IN, form_of, sample_file
@@ -112,6 +112,14 @@ class Bench(NamedTuple):
     broker: str = ""
 
 
+def create_ledger(broker: str, topic: str) -> None:
+    """Create a ledger for one run, because a new group reads the ledger, and it would grow with each run."""
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": broker})
+    admin.create_topics([NewTopic(topic, 1, config={"cleanup.policy": "compact"})])[topic].result()
+
+
 def events_of(row: Row, events: int, large_events: int) -> int:
     """Return the number of events that a row must get accepted; `events` is that of the sample."""
     if row.name in FOLLOWING:
@@ -167,10 +175,11 @@ def command(name: str, bench: Bench, directory: Path) -> list[str]:
         return ["/bin/sh", "-c", script, "sh", sample, str(SHIPPER), config]
     line = [str(SHIPPER), "backfill", "--config", config, "--summary", "json"]
     if name == "kafka":
-        topic = bench.sample.stem
+        topic, ledger = bench.sample.stem, f"ledger-{directory.name}"
+        create_ledger(bench.broker, ledger)
         group = {
             "brokers": json.dumps([bench.broker]), "topics": json.dumps([topic]), "group_id": directory.name,
-            "security": "plaintext", "dead_letter_topic": DEAD_LETTERS, "ledger_topic": LEDGER,
+            "security": "plaintext", "dead_letter_topic": DEAD_LETTERS, "ledger_topic": ledger,
         }  # fmt: skip
         settings = [word for key, value in group.items() for word in ("--set", f"input.kafka.{key}={value}")]
         return [*line, *settings, f"kafka://{topic}"]
