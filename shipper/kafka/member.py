@@ -44,7 +44,7 @@ from shipper.model.records import Backlog, Checkpoint, Chunk
 
 log = structlog.get_logger("kafka")
 
-_FETCH_BYTES: Final = 3 << 18  # fetched at once, so that each partition yields one chunk
+_FETCH_BYTES: Final = 1 << 18  # fetched at once; more would need more memory, and is not faster
 _FETCH_MESSAGES_MAX: Final = 5000
 _POLL_S: Final = 0.05
 _PAUSE_AFTER_S: Final = 1.0  # pausing discards fetched messages, so it is not worth it for short waits

@@ -111,8 +111,11 @@ class TransactionStore:
     def _new_producer(self, limit_s: float) -> Producer:
         with valid_properties(self._settings):
             producer = Producer(self._properties)
-        with suppress(KafkaException):  # connect now, or it looks for its coordinator half a second later
-            producer.list_topics(self._settings.letters, _CONNECT_S)
+        # Connect now, or it looks for its coordinator half a second later. The first answer may be of a connection to
+        # an address in `brokers`, which is closed then.
+        with suppress(KafkaException):
+            for _ in range(2):
+                producer.list_topics(self._settings.letters, _CONNECT_S)
         try:
             producer.init_transactions(limit_s)
         except KafkaException as exception:

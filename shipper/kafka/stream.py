@@ -9,17 +9,15 @@ it.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left, bisect_right
 from codecs import BOM_UTF8
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import accumulate
-from operator import itemgetter
+from itertools import accumulate, repeat
+from operator import contains, itemgetter
 from secrets import token_hex
-from struct import pack
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from msgspec import Struct, field
@@ -41,6 +39,7 @@ CHUNK_BYTES: Final = 1 << 20
 START_OFFSET: Final = 1
 _NO_RECORD: Final = b"-"  # replaces a value without a record; it is not JSON, so it becomes a dead letter
 _SECOND: Final = itemgetter(1)
+_NEWLINE: Final = ord("\n")
 _FRAME_BYTES: Final = 5  # of a schema registry: a zero byte and a schema id
 
 
@@ -90,9 +89,9 @@ class _Block(Struct, eq=False):
 
     start: int
     end: int
-    lengths: array[int]
+    lengths: Sequence[int]
     offsets: Sequence[int]
-    timestamps: array[int]
+    timestamps: Sequence[int]
     keys: dict[int, bytes]
     headers: dict[int, Headers]
     values: dict[int, bytes | None]
@@ -231,14 +230,14 @@ class KafkaStream(Stream, kw_only=True):
         first, last = messages[0].offset() or 0, messages[-1].offset() or 0
         offsets: Sequence[int] = range(first, last + 1)
         if len(offsets) != len(messages):
-            offsets = _int64_array([message.offset() or 0 for message in messages])
+            offsets = [message.offset() or 0 for message in messages]
         start = self.read_offset
         block = _Block(
             start=start,
             end=start + len(data),
-            lengths=_int64_array(accumulate(map(len, lines))),
+            lengths=[*accumulate(map(len, lines))],
             offsets=offsets,
-            timestamps=_int64_array(map(_SECOND, map(kind.timestamp, messages))),
+            timestamps=[*map(_SECOND, map(kind.timestamp, messages))],
             keys=_without_none([*map(kind.key, messages)]),
             headers=_without_none(headers_of(messages)),
             values=other_values,
@@ -346,11 +345,6 @@ def headers_of(messages: Sequence[Message]) -> list[Headers | None]:
             headers.append(None)  # `extend` continues with the next message; a second call for this one would crash
 
 
-def _int64_array(numbers: Iterable[int]) -> array[int]:
-    values = [*numbers]
-    return array("q", pack(f"{len(values)}q", *values))  # five times as fast as array("q", values)
-
-
 def _without_none(values: Sequence[T | None]) -> dict[int, T]:
     if values.count(None) == len(values):
         return {}
@@ -362,9 +356,11 @@ def _lines(
 ) -> tuple[Sequence[bytes], bytes, dict[int, bytes | None]]:
     """Return a line for each value, all of them with newlines, and by index the values that differ from their lines."""
     with suppress(TypeError):  # a value is None
-        # Nearly always each value is a line that begins like an object. The checks are faster than a loop.
+        # Nearly always each value is a line that begins like an object. These checks are faster than a loop, and the
+        # last one is four times as fast as counting newlines in `data`.
         data = b"\n".join([*values, b""])  # type: ignore[list-item]
-        is_plain = min(values) >= b"{" and max(values) < b"|" and data.count(b"\n") == len(values)  # type: ignore[type-var, operator]
+        is_plain = min(values) >= b"{" and max(values) < b"|"  # type: ignore[type-var, operator]
+        is_plain = is_plain and not any(map(contains, values, repeat(_NEWLINE)))  # type: ignore[arg-type]
         if is_plain and (len(data) <= max_record_bytes or max(map(len, values)) <= max_record_bytes):  # type: ignore[arg-type]
             return values, data, {}  # type: ignore[return-value]
     lines = [*map(_line, values)]
