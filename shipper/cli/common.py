@@ -122,12 +122,15 @@ def require_directory(settings: Settings) -> Settings:
 
 
 @contextmanager
-def state_on_disk(settings: Settings, *, is_writer: bool = False) -> Iterator[tuple[Settings, GroupView | None]]:
+def state_on_disk(
+    settings: Settings, *, is_writer: bool = False, has_ledger: bool = False
+) -> Iterator[tuple[Settings, GroupView | None]]:
     """
     Yield settings whose state is in a directory; with input.kafka, a temporary copy of the state in the brokers.
 
     Args:
         is_writer: Become the only process that can change the letters of the group.
+        has_ledger: The copy contains the ledger, too, not only the dead letters.
     Raises:
         SourceError: The brokers cannot be reached.
     """
@@ -141,7 +144,8 @@ def state_on_disk(settings: Settings, *, is_writer: bool = False) -> Iterator[tu
 
     with private_folder() as folder:
         try:
-            view = GroupView(kafka, folder, max_record_bytes=settings.input.max_record_bytes if is_writer else None)
+            longest = settings.input.max_record_bytes if is_writer else None
+            view = GroupView(kafka, folder, max_record_bytes=longest, has_ledger=has_ledger)
         except StateUnwritableError as error:
             raise no_room(folder, error.__cause__) from error
         for (topic, group), count in view.skipped.items():
@@ -192,9 +196,9 @@ def _held(folder: Path) -> Iterator[os.stat_result]:
         os.close(descriptor)
 
 
-def readable_state(settings: Settings) -> Settings:
+def readable_state(settings: Settings, *, has_ledger: bool = False) -> Settings:
     """Return the settings of `state_on_disk`, whose directory exists until the command ends."""
-    return _views.enter_context(state_on_disk(settings))[0]
+    return _views.enter_context(state_on_disk(settings, has_ledger=has_ledger))[0]
 
 
 def refuse_topic(path: str) -> None:

@@ -86,7 +86,7 @@ def ledger(
             raise typer.BadParameter("--erase-affiliate erases all days; leave out START and END")
         _erase(require_directory(settings), erase_affiliate, yes=yes)
         return
-    settings = readable_state(settings)
+    settings = readable_state(settings, has_ledger=True)
     rows = read_range(settings, period)
     letters = read_dead_letters(settings, period)
     table = ledger_table(rows, letters.counts, days=days, by=by, period=period)

@@ -117,7 +117,7 @@ def reconcile(
     share = _parse_share(alarm_below)
     target = check_target(output, form)
     configured = prepare(options, needs="report")
-    settings = readable_state(configured)  # of a group, a temporary copy, without reports
+    settings = readable_state(configured, has_ledger=True)  # of a group, a temporary copy, without reports
     check_installed(form)
     owners = _owners(settings, account)
     # Read before the reports are fetched: they would lack records that are accepted meanwhile.

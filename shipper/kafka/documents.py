@@ -299,6 +299,11 @@ def totals_row(
     return Document(f"{prefix}/{TOTALS}", msgspec.json.encode(row))
 
 
+def is_totals(document: Document) -> bool:
+    """Return whether a document of the ledger has the results of a session, rather than counts by key."""
+    return document.key.endswith(f"/{TOTALS}")
+
+
 def parse_row(document: Document) -> Row | None:
     """Parse a document of the ledger; return None if shipper did not write it."""
     match, value = _is_row(document.key), document.value or b""
@@ -310,7 +315,7 @@ def parse_row(document: Document) -> Row | None:
             counts = msgspec.json.decode(value, type=_Counts)
             columns: Columns = ([hour], [int(brand)], [affiliate], [media], [counts.accepted], [counts.duplicates])
             return Row(session, partition, None, columns)
-        if document.key.endswith(f"/{TOTALS}"):
+        if is_totals(document):
             return Row(session, partition, msgspec.json.decode(value, type=TotalsRow), ())
         return Row(session, partition, None, unpack(value))
     except (msgspec.DecodeError, sqlite3.DatabaseError):
@@ -325,12 +330,13 @@ def ledger_offsets(settings: KafkaSettings) -> tuple[dict[tuple[str, int], int],
         Offsets by topic id and partition number, and the names of all topics that the group has begun to read, of which
         one may have been recreated since.
     Raises:
-        KafkaException, TimeoutError: As for `read_table`.
+        KafkaException, TimeoutError: As for `read_documents`.
     """
     settled: dict[tuple[str, int], int] = {}
     topics: set[str] = set()
     # Most documents are counts by key, and their number is not limited.
-    for document in read_table(settings, settings.ledger, suffix=f"/{TOTALS}"):
+    newest = {each.key: each for each in read_documents(settings, settings.ledger) if is_totals(each)}
+    for document in newest.values():
         row = parse_row(document)
         if row and row.totals and row.totals.group == settings.group_id and row.totals.offset is not None:
             topic_id, _, partition = row.partition.rpartition("/")
@@ -354,22 +360,6 @@ def produce(
                 break
             except BufferError:
                 producer.poll(0.1)
-
-
-def read_table(settings: KafkaSettings, topic: str, *, suffix: str = "", is_complete: bool = False) -> list[Document]:
-    """
-    Read a compacted topic as `read_documents` does; return the newest document of each key, if not deleted.
-
-    Args:
-        suffix: Only documents whose key ends with it.
-    """
-    table: dict[str, Document] = {}
-    for document in read_documents(settings, topic, is_complete=is_complete):
-        if document.key.endswith(suffix):
-            table.pop(document.key, None)
-            if document.value is not None:
-                table[document.key] = document
-    return list(table.values())
 
 
 def letter_owners(settings: KafkaSettings) -> Counter[str | None]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from itertools import groupby
-from operator import itemgetter
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -26,29 +26,29 @@ from shipper.kafka.client import (
 )
 from shipper.kafka.documents import (
     Document,
-    Row,
     is_owner,
+    is_totals,
     ledger_affiliate,
     ledger_row,
     owner_of,
     parse_row,
     produce,
-    read_table,
+    read_documents,
     totals_row,
     updated_letter,
 )
 from shipper.kafka.stream import Headers, has_record, without_prefix
-from shipper.model.records import Checkpoint, LedgerKey, Rejection, Stream, Tally
+from shipper.kafka.table import DocumentTable
+from shipper.model.records import Checkpoint, LedgerKey, Rejection, Stream
 from shipper.state.ledger import read_counts
-from shipper.state.letters import EVERYTHING, DeadLetter, open_letters
+from shipper.state.letters import EVERYTHING, open_letters
 from shipper.state.store import Store
 
 _CALL_S: Final = 15.0
 _TRANSACTION_S: Final = 60.0  # for millions of letters; the next replay or purge ends one that hangs
 _KEY: Final = "shipper.key"
-
-LetterKey = tuple[int, int]  # stream and offset
-Streams = Callable[[str, str], Stream]
+_COPIED: Final = 32  # checkpoints at once, of a letter each, which may have `input.max_record_bytes`,
+_KEYS_COPIED: Final = 200  # or of this many keys of the ledger
 
 
 class KeyAndHeaders(NamedTuple):
@@ -56,14 +56,6 @@ class KeyAndHeaders(NamedTuple):
 
     key: bytes | None
     headers: Headers
-
-
-class _Contents(NamedTuple):
-    """The contents of the directory."""
-
-    letters: dict[LetterKey, DeadLetter]
-    accepted: Counter[LedgerKey]
-    duplicates: Counter[LedgerKey]
 
 
 class GroupView:
@@ -76,6 +68,7 @@ class GroupView:
     Args:
         directory: Where to copy them; an empty directory for the caller's exclusive use.
         max_record_bytes: Size of the longest record, to become the process that can change letters; None = only read.
+        has_ledger: Also copy the ledger.
 
     Attributes:
         skipped: Number of messages by topic and by the other group that wrote them, or "" if shipper did not.
@@ -84,11 +77,19 @@ class GroupView:
         StateInUseError: In methods that write: another process has become the one that can.
     """
 
-    def __init__(self, settings: KafkaSettings, directory: Path, *, max_record_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        directory: Path,
+        *,
+        max_record_bytes: int | None = None,
+        has_ledger: bool = False,
+    ) -> None:
         self._settings = settings
         self._directory = directory
         self._subject = f"dead letters and ledger of group {settings.group_id}"
-        self._letters: dict[LetterKey, Document] = {}
+        self._streams: dict[str, Stream] = {}  # by partition, not by path, as a topic may be recreated under its name
+        self._numbers = array("q")  # of the letters in the table, in the order of their ids, which begin with 1
         self.skipped: Counter[tuple[str, str]] = Counter()
         self._producer: Producer | None = None
         self._fatal: KafkaError | None = None
@@ -103,78 +104,80 @@ class GroupView:
                 self._producer = Producer(client_properties(settings, on_error=self._note_error) | transactional)
                 with self._connection_errors.explaining(settings, self._producer.poll):
                     self._producer.init_transactions(_CALL_S)
-        right = f"READ on the topics {settings.letters} and {settings.ledger}"
-        with translate_errors(settings, f"{self._subject} cannot be read", right):
-            letters = read_table(settings, settings.letters, is_complete=max_record_bytes is not None)
-            rows = read_table(settings, settings.ledger)
-        self._copy(letters, rows)
+        self._letters = self._read(settings.letters, _place_of_letter, is_complete=self._producer is not None)
+        with closing(Store(directory)) as store:
+            _save(store, self._letter_checkpoints())
+            if has_ledger:
+                _save(store, self._count_checkpoints(self._read(settings.ledger, _place_of_row)))
 
-    def _copy(self, letters: Iterable[Document], rows: Iterable[Document]) -> None:
-        streams: dict[str, Stream] = {}
+    def _read(self, topic: str, place: Callable[[Document], str], *, is_complete: bool = False) -> DocumentTable:
+        documents = read_documents(self._settings, topic, is_complete=is_complete)
+        with translate_errors(self._settings, f"{self._subject} cannot be read", f"READ on the topic {topic}"):
+            return DocumentTable(self._directory / f"{topic}.documents", documents, place)
 
-        def stream_of(partition: str, path: str) -> Stream:  # not by path, as a topic may be recreated under its name
-            return streams.setdefault(partition, Stream(stream_id=len(streams) + 1, kind="kafka", path=path))
+    def _stream_of(self, partition: str, path: str) -> Stream:
+        return self._streams.setdefault(partition, Stream(stream_id=len(self._streams) + 1, kind="kafka", path=path))
 
-        own = []
-        for letter in letters:
+    def _letter_checkpoints(self) -> Iterator[Checkpoint]:
+        for number, letter in self._letters:
             owner = owner_of(letter.headers)
             if is_owner(owner, self._settings.group_id):
-                own.append(letter)
+                self._numbers.append(number)
+                path, rejection = _parse_letter(letter)
+                stream = self._stream_of(letter.key.rpartition("/")[0], path)
+                yield Checkpoint(stream=stream, end_offset=0, read=1, rejections=[rejection])
             else:
                 self.skipped[self._settings.letters, owner or ""] += 1
-        # By time and place, as the brokers return them in no order, so that their ids ascend like those of others.
-        parsed = [(*_parse_letter(letter), letter) for letter in own]
-        parsed.sort(key=lambda item: (item[0], item[1], item[2].start_offset))
-        with closing(Store(self._directory)) as store:
-            for first_at, group in groupby(parsed, key=itemgetter(0)):
-                rejections: dict[str, tuple[Stream, list[Rejection]]] = {}
-                for _, path, rejection, letter in group:
-                    partition = letter.key.rpartition("/")[0]
-                    stream = stream_of(partition, path)
-                    rejections.setdefault(partition, (stream, []))[1].append(rejection)
-                    self._letters[stream.stream_id, rejection.start_offset] = letter
-                checkpoints = [
-                    Checkpoint(stream=stream, end_offset=0, read=len(rejected), rejections=rejected)
-                    for stream, rejected in rejections.values()
-                ]
-                store.save(checkpoints, first_at)
-            store.save(_count_checkpoints(self._own_rows(rows), stream_of), 0.0)
 
-    def _own_rows(self, documents: Iterable[Document]) -> list[Row]:
-        rows = []
-        for document in documents:
+    def _count_checkpoints(self, documents: DocumentTable) -> Iterator[Checkpoint]:
+        groups: dict[str, str] = {}
+        checkpoint = None
+        size = 0
+        for _, document in documents:  # the totals first
             if (row := parse_row(document)) is None:
                 self.skipped[self._settings.ledger, ""] += 1
-            else:
-                rows.append(row)
-        groups = {row.session: row.totals.group for row in rows if row.totals is not None}
-        others = {name: group for name, group in groups.items() if not is_owner(group, self._settings.group_id)}
-        self.skipped.update((self._settings.ledger, others[row.session]) for row in rows if row.session in others)
-        return [row for row in rows if row.session not in others]
+                continue
+            session, partition, totals, columns = row
+            if totals is not None:
+                groups[session] = totals.group
+            group = groups.get(session, self._settings.group_id)
+            if not is_owner(group, self._settings.group_id):
+                self.skipped[self._settings.ledger, group] += 1
+            elif totals is not None:
+                yield Checkpoint(
+                    stream=self._stream_of(partition, f"{totals.topic}/{partition.rpartition('/')[2]}"),
+                    end_offset=0,
+                    read=totals.accepted + totals.duplicates,
+                    accepted=totals.accepted,
+                    duplicates=totals.duplicates,
+                )
+            elif partition in self._streams:
+                if checkpoint is None:
+                    checkpoint = Checkpoint(stream=self._streams[partition], end_offset=0, ledger=[], repeated=[])
+                *fields, accepted, repeated = columns
+                keys = [*zip(*fields, strict=True)]
+                checkpoint.ledger.append(dict(zip(keys, accepted, strict=True)))
+                checkpoint.repeated.append(dict(zip(keys, repeated, strict=True)))
+                size += len(keys)
+                if size >= _KEYS_COPIED:
+                    yield checkpoint
+                    checkpoint, size = None, 0
+        if checkpoint is not None:
+            yield checkpoint
 
-    def _contents(self) -> _Contents:
-        with closing(open_letters(self._directory)) as letters:
-            newest = letters.newest(EVERYTHING, len(self._letters) or 1)
-        contents = _Contents(
-            {(letter.stream_id, letter.start_offset): letter for letter in newest}, Counter(), Counter()
-        )
-        for row in read_counts(self._directory):
-            key = row.hour, row.brand_id, ledger_affiliate(row.affiliate_id), row.media
-            contents.accepted[key] += row.accepted
-            contents.duplicates[key] += row.duplicates
-        return contents
+    def _letter(self, letter_id: int) -> Document:
+        return self._letters.get(self._numbers[letter_id - 1])
 
-    def message_of(self, letter: DeadLetter) -> KeyAndHeaders:
+    def message_of(self, letter_id: int) -> KeyAndHeaders:
         """Return the key and the headers of the message of a dead letter, as they are stored with it."""
-        headers = self._letters[letter.stream_id, letter.start_offset].headers
+        headers = self._letter(letter_id).headers
         key = next((value for name, value in headers if name == _KEY), None)
         return KeyAndHeaders(key, [header for header in headers if not header[0].startswith("shipper.")])
 
-    def delete(self, letters: Iterable[DeadLetter]) -> None:
+    def delete(self, letter_ids: Iterable[int]) -> None:
         """Delete dead letters; their bytes remain until the brokers compact the topic."""
-        deleted = [self._letters[letter.stream_id, letter.start_offset].deletion() for letter in letters]
         with translate_errors(self._settings, f"{self._subject} cannot be written"):
-            self._commit({self._settings.letters: deleted})
+            self._commit({self._settings.letters: (self._letter(letter_id).deletion() for letter_id in letter_ids)})
 
     def _commit(self, documents: Mapping[str, Iterable[Document]]) -> None:
         """Write documents in one transaction."""
@@ -199,36 +202,49 @@ class GroupView:
     @contextmanager
     def replaying(self, session: str) -> Iterator[None]:
         """Write what a replay changes in the directory to the brokers at its end, as a session of the ledger."""
-        old, settings = self._contents(), self._settings
         yield
-        new = self._contents()
-        deleted = [key for key in old.letters if key not in new.letters]
-        updated = [key for key, letter in new.letters.items() if letter != old.letters[key]]
-        if not deleted and not updated:
-            return
-        first = (deleted or updated)[0]
-        prefix = f"{self._letters[first].key.rpartition('/')[0]}/{session}"
-        topic = old.letters[first].path.rpartition("/")[0]
-        new.accepted.subtract(old.accepted)
-        new.duplicates.subtract(old.duplicates)
-        rows = [
-            ledger_row(prefix, key, (new.accepted[key], new.duplicates[key]))
-            for key in new.accepted | new.duplicates
-            if new.accepted[key] or new.duplicates[key]
-        ]
-        duplicates = new.duplicates.total()
+        with closing(open_letters(self._directory)) as letters:
+            remaining = letters.ids(EVERYTHING)
+            deleted = sorted({*range(1, len(self._numbers) + 1)}.difference(remaining))
+            tried = filter(None, map(letters.get, remaining))
+            updated = [letter.id for letter in tried if letter.last_at != letter.first_at]
+            if not deleted and not updated:
+                return
+            changed = chain(
+                (self._letter(letter_id).deletion() for letter_id in deleted),
+                (updated_letter(letter, self._letter(letter.id)) for letter in filter(None, map(letters.get, updated))),
+            )
+            rows = self._replay_rows(session, deleted, self._letter((deleted or updated)[0]))
+            failure = f"{self._subject} cannot be written; accepted records are sent again by the next replay"
+            with translate_errors(self._settings, failure):
+                self._commit({self._settings.letters: changed, self._settings.ledger: rows})
+
+    def _replay_rows(self, session: str, deleted: Sequence[int], example: Document) -> list[Document]:
+        """Return what a replay adds to the ledger, for the partition of one of its letters."""
+        accepted, repeated = Counter[LedgerKey](), Counter[LedgerKey]()
+        for row in read_counts(self._directory):
+            key = row.hour, row.brand_id, ledger_affiliate(row.affiliate_id), row.media
+            accepted[key] += row.accepted
+            repeated[key] += row.duplicates
+        prefix = f"{example.key.rpartition('/')[0]}/{session}"
+        duplicates = repeated.total()
         totals = {
             "read": 0,
             "accepted": len(deleted) - duplicates,
             "dead_lettered": -len(deleted),
             "duplicates": duplicates,
+            "unreachable": 0,
         }
-        rows.append(totals_row(prefix, totals | {"unreachable": 0}, topic=topic, group=settings.group_id))
-        letters = [self._letters[key].deletion() for key in deleted]
-        letters += [updated_letter(new.letters[key], self._letters[key]) for key in updated]
-        failure = f"{self._subject} cannot be written; accepted records are sent again by the next replay"
-        with translate_errors(settings, failure):
-            self._commit({settings.letters: letters, settings.ledger: rows})
+        topic = _parse_letter(example)[0].rpartition("/")[0]
+        return [
+            *(ledger_row(prefix, key, (accepted[key], repeated[key])) for key in accepted),
+            totals_row(prefix, totals, topic=topic, group=self._settings.group_id),
+        ]
+
+
+def _save(store: Store, checkpoints: Iterator[Checkpoint]) -> None:
+    while batch := [*islice(checkpoints, _COPIED)]:
+        store.save(batch, 0.0)
 
 
 def _write(producer: Producer, documents: Mapping[str, Iterable[Document]]) -> None:
@@ -246,8 +262,8 @@ def _write(producer: Producer, documents: Mapping[str, Iterable[Document]]) -> N
         raise KafkaException(failed[0])
 
 
-def _parse_letter(letter: Document) -> tuple[float, str, Rejection]:
-    """Return the time of a dead letter's first rejection, the path of its partition, and the rejected record."""
+def _parse_letter(letter: Document) -> tuple[str, Rejection]:
+    """Return the path of a dead letter's partition, and the rejected record."""
     fields = {
         name.removeprefix("shipper."): (value or b"").decode()
         for name, value in letter.headers
@@ -266,34 +282,19 @@ def _parse_letter(letter: Document) -> tuple[float, str, Rejection]:
         delivery=fields["delivery"],  # type: ignore[arg-type]  # as written
         attempts=int(fields["attempts"]),
         whole_bytes=int(fields.get("whole_bytes", 0)),
+        first_at=float(fields["first_at"]),
     )
-    return float(fields["first_at"]), f"{fields['topic']}/{fields['partition']}", rejection
+    return f"{fields['topic']}/{fields['partition']}", rejection
 
 
-def _count_checkpoints(rows: Iterable[Row], stream_of: Streams) -> list[Checkpoint]:
-    """Return a checkpoint for each partition with the counts of all its sessions."""
-    paths: dict[str, str] = {}
-    totals: dict[str, Counter[str]] = defaultdict(Counter)
-    accepted: dict[str, list[Tally]] = defaultdict(list)
-    repeated: dict[str, list[Tally]] = defaultdict(list)
-    for _, partition, session, columns in rows:
-        if session is not None:
-            paths[partition] = f"{session.topic}/{partition.rpartition('/')[2]}"
-            totals[partition].update(accepted=session.accepted, duplicates=session.duplicates)
-            continue
-        *fields, counts, repeats = columns
-        keys = list(zip(*fields, strict=True))
-        accepted[partition].append(dict(zip(keys, counts, strict=True)))
-        repeated[partition].append(dict(zip(keys, repeats, strict=True)))
-    return [
-        Checkpoint(
-            stream=stream_of(partition, paths[partition]),
-            end_offset=0,
-            read=sums.total(),
-            accepted=sums["accepted"],
-            duplicates=sums["duplicates"],
-            ledger=accepted[partition],
-            repeated=repeated[partition],
-        )
-        for partition, sums in totals.items()
-    ]
+def _place_of_letter(letter: Document) -> str:
+    """Order letters by time and position, as the brokers return them in no order, so that their ids ascend."""
+    if owner_of(letter.headers) is None:
+        return ""
+    path, rejection = _parse_letter(letter)
+    return f"{rejection.first_at:020.6f} {path} {rejection.start_offset:020}"
+
+
+def _place_of_row(document: Document) -> str:
+    """Order the totals of sessions first, because they name the group."""
+    return "" if is_totals(document) else "counts"

@@ -230,6 +230,7 @@ class Rejection(Struct, frozen=True, kw_only=True, eq=False):
     header: bytes = b""  # the header of a CSV file, without which the record has no meaning
     whole_bytes: int = 0  # the length of the record if `raw` contains only its beginning; 0 = `raw` is complete
     faults: Mapping[str, str] = {}  # messages by rule, if several are broken
+    first_at: float = 0.0  # when it was rejected, seconds since the epoch; 0 = when it is saved
 
 
 class Refusal(Struct, frozen=True, kw_only=True):

@@ -263,7 +263,7 @@ class Store:
     def _save_one(self, checkpoint: Checkpoint, letter_bytes: int, now_s: float) -> None:
         stream = checkpoint.stream
         self.streams.save(stream, checkpoint.end_offset, checkpoint.tail, now_s)
-        common = {"stream_id": stream.stream_id, "path": stream.shown_path, "first_at": now_s, "last_at": now_s}
+        common = {"stream_id": stream.stream_id, "path": stream.shown_path}
         self._db.executemany(
             _INSERT_LETTER,
             [
@@ -272,6 +272,8 @@ class Store:
                 | {
                     "message": _truncate(rejection.message),
                     "consumer_id": rejection.consumer_id or consumer_id_of(rejection.raw),
+                    "first_at": rejection.first_at or now_s,
+                    "last_at": rejection.first_at or now_s,
                 }
                 for rejection in checkpoint.rejections
             ],

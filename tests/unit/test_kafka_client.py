@@ -6,8 +6,9 @@ import fcntl
 import os
 import tempfile
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,8 @@ from shipper.kafka.client import ConnectionErrors, error_of, flush
 from shipper.kafka.documents import Document, ledger_offsets, ledger_row, totals_row
 from shipper.kafka.view import GroupView
 from shipper.model.errors import StateError, StateInUseError, StateUnwritableError
-from shipper.state.letters import EVERYTHING, open_letters
+from shipper.state.ledger import read_counts
+from shipper.state.letters import EVERYTHING, count_letters, open_letters
 
 SETTINGS = KafkaSettings(brokers=("127.0.0.1:1",), topics=("t",), group_id="g", security="plaintext")
 
@@ -77,14 +79,39 @@ def test_a_start_without_offsets_keeps_only_totals_of_a_long_ledger(monkeypatch:
         tracemalloc.stop()
 
 
-def test_letters_are_ordered_by_time_and_position(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+@pytest.fixture
+def topics(monkeypatch: pytest.MonkeyPatch) -> dict[str, Iterable[Document]]:
+    """What the brokers return: documents by topic."""
+    contents: dict[str, Iterable[Document]] = {SETTINGS.letters: (), SETTINGS.ledger: ()}
+    monkeypatch.setattr("shipper.kafka.view.read_documents", lambda _, topic, **__: iter(contents[topic]))
+    return contents
+
+
+def test_letters_are_ordered_by_time_and_position(topics: dict[str, Iterable[Document]], tmp_path: Path):
     written = [letter(2, 0, 7), letter(2, 1, 5), letter(1, 0, 11), letter(2, 0, 9), letter(1, 0, 10), letter(2, 0, 8)]
-    tables = {SETTINGS.letters: written, SETTINGS.ledger: []}
-    monkeypatch.setattr("shipper.kafka.view.read_table", lambda _, topic, **__: tables[topic])
-    GroupView(SETTINGS, tmp_path)
+    older, deleted = letter(3, 1, 5), letter(3, 1, 6)
+    topics[SETTINGS.letters] = [older, deleted, *written, deleted.deletion(), Document("others", b"x")]
+    view = GroupView(SETTINGS, tmp_path)
     with closing(open_letters(tmp_path)) as letters:
         newest = [(one.first_at, one.path, one.start_offset) for one in letters.newest(EVERYTHING, 5)]
+        assert len(letters.ids(EVERYTHING)) == len(written)
     assert newest == [(2, "t/1", 5), (2, "t/0", 9), (2, "t/0", 8), (2, "t/0", 7), (1, "t/0", 11)]
+    assert view.skipped == {(SETTINGS.letters, ""): 1}
+
+
+def test_a_copy_of_many_letters_and_counts_needs_little_memory(topics: dict[str, Iterable[Document]], tmp_path: Path):
+    topics[SETTINGS.letters] = (letter(number, 0, number)._replace(value=b"x" * 20_000) for number in range(500))
+    counts = {"read": 5000, "accepted": 5000, "dead_lettered": 0, "duplicates": 0, "unreachable": 0}
+    rows = (ledger_row("id/0/s", ("2026-01-01T00", number, "a", ""), (1, 0)) for number in range(20_000))
+    topics[SETTINGS.ledger] = chain(rows, [totals_row("id/0/s", counts, topic="t", group="g", offset=1)])
+    tracemalloc.start()
+    try:
+        GroupView(SETTINGS, tmp_path, has_ledger=True)
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20, "the letters have 10 MB, the counts 12 MB"
+    finally:
+        tracemalloc.stop()
+    assert sum(row.accepted for row in read_counts(tmp_path)) == 20_000
+    assert count_letters(tmp_path) == 500
 
 
 class FencedProducer:
@@ -106,27 +133,24 @@ class FencedProducer:
             self._view._note_error(KafkaError(KafkaError._FENCED, "fenced", fatal=True))
 
 
-def test_a_replay_that_is_ended_while_it_writes_says_that_another_one_has_started(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("shipper.kafka.view.read_table", lambda *_, **__: [])
-    monkeypatch.setattr(GroupView, "_copy", lambda *_: None)
-    view = GroupView(SETTINGS, None)  # type: ignore[arg-type]  # not used here
+def test_a_replay_that_is_ended_while_it_writes_says_that_another_one_has_started(
+    topics: dict[str, Iterable[Document]], tmp_path: Path
+):
+    topics[SETTINGS.letters] = [letter(1, 0, 1)]
+    view = GroupView(SETTINGS, tmp_path)
     view._producer = FencedProducer(view)  # type: ignore[assignment]
-    view._letters = {(1, 2): Document("k", b"v")}
-
-    class Letter:
-        stream_id, start_offset = 1, 2
-
     with pytest.raises(StateInUseError, match="another replay or purge of group g has started"):
-        view.delete([Letter()])  # type: ignore[list-item]
+        view.delete([1])
 
 
-def test_a_replay_has_more_time_than_a_member_as_it_may_write_millions_of_letters(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.usefixtures("topics")
+def test_a_replay_has_more_time_than_a_member_as_it_may_write_millions_of_letters(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     created: list[dict[str, Any]] = []
     producer = SimpleNamespace(init_transactions=lambda _: None, poll=lambda _: None)
     monkeypatch.setattr("shipper.kafka.view.Producer", lambda properties: created.append(properties) or producer)
-    monkeypatch.setattr("shipper.kafka.view.read_table", lambda *_, **__: [])
-    monkeypatch.setattr(GroupView, "_copy", lambda *_: None)
-    GroupView(SETTINGS, Path(), max_record_bytes=1)
+    GroupView(SETTINGS, tmp_path, max_record_bytes=1)
     assert created[0]["transaction.timeout.ms"] >= 60_000
 
 

@@ -96,7 +96,7 @@ def show(
             letter, content = letters.get(letter_id), letters.content(letter_id)
             if letter is None or content is None:  # deleted since
                 continue
-            message = None if view is None else view.message_of(letter)
+            message = None if view is None else view.message_of(letter_id)
             if form == "json":
                 print_json(msgspec.json.encode(_document(letter, content, message, is_group=view is not None)))
             else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import closing
 from typing import Annotated, NoReturn
 
@@ -87,7 +86,6 @@ def _purge(settings: Settings, selection: Selection, chosen: list[str], *, yes: 
                     raise unknown_ids(missing, ids)
                 ids = sorted(set(found))
             counts = letters.count_by_rule(selection)
-            group_letters = {letter.id: letter for letter in letters.newest(selection, sys.maxsize)} if view else {}
         if not ids:
             say(empty_message(selection))
             return
@@ -95,7 +93,7 @@ def _purge(settings: Settings, selection: Selection, chosen: list[str], *, yes: 
         count = len(ids)
         confirm(f"permanently delete {several(count, 'dead letter')}{rules}?", yes=yes)
         if view is not None:
-            view.delete(group_letters[letter_id] for letter_id in ids)
+            view.delete(ids)
         else:
             with closing(Store(on_disk.state.directory)) as store:
                 count = store.purge(ids)
@@ -176,12 +174,11 @@ def _erase_in_brokers(settings: Settings, kafka: KafkaSettings, consumer_id: str
     with state_on_disk(settings, is_writer=True) as (on_disk, view):
         assert view is not None
         with closing(Store(on_disk.state.directory)) as store:
-            by_id = {letter.id: letter for letter in store.letters.newest(EVERYTHING, sys.maxsize)}
             data = Erasure(on_disk, store, consumer_id, group_names(store.letters).__getitem__).find()
         letters = several(len(data.letters), "dead letter")
         if data.letters:
             confirm(f"erase consumer {consumer_id}: {letters}?", yes=yes)
-            view.delete(by_id[letter_id] for letter_id in data.letters)
+            view.delete(data.letters)
     say(f"consumer {consumer_id}: {letters} erased{_compaction_note(kafka, len(data.letters))}")
     if data.doubtful:
         advice = "to look at them: shipper dead-letters show ID; to delete them: shipper dead-letters purge ID"

@@ -221,13 +221,10 @@ def test_foreign_messages_in_the_ledger_are_skipped(group: Group, broker: Broker
     }
     broker.produce(group.ledger, rows.values(), keys=[key.encode() for key in rows])
     broker.produce(group.ledger, [None], keys=[b"deleted"])
-    for command in (["ledger"], ["dead-letters", "list"], ["dead-letters", "purge", "--all", "--yes"]):
-        done = group.shipper.run(*command, check=False)
-        assert done.returncode == 0, done
-        for messages in ("6 other messages", "2 messages of group another"):
-            assert f"the topic {group.ledger} also contains {messages}: skipped" in done.stderr, done
-    days = json.loads(group.shipper.run("ledger", "--format", "json").stdout)["rows"]
-    assert sum(row["accepted"] for row in days) == 9
+    done = group.shipper.run("ledger", "--format", "json")
+    for messages in ("6 other messages", "2 messages of group another"):
+        assert f"the topic {group.ledger} also contains {messages}: skipped" in done.stderr, done
+    assert sum(row["accepted"] for row in json.loads(done.stdout)["rows"]) == 9
     (future,) = broker.admin.delete_consumer_groups([group.name]).values()
     future.result(10)
     broker.produce(group.topic, values(sample, 9, 20))
