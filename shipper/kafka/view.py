@@ -104,7 +104,7 @@ class GroupView:
                 self._producer = Producer(client_properties(settings, on_error=self._note_error) | transactional)
                 with self._connection_errors.explaining(settings, self._producer.poll):
                     self._producer.init_transactions(_CALL_S)
-        self._letters = self._read(settings.letters, _place_of_letter, is_complete=self._producer is not None)
+        self._letters = self._read(settings.letters, self._place_of, is_complete=self._producer is not None)
         with closing(Store(directory)) as store:
             _save(store, self._letter_checkpoints())
             if has_ledger:
@@ -118,16 +118,25 @@ class GroupView:
     def _stream_of(self, partition: str, path: str) -> Stream:
         return self._streams.setdefault(partition, Stream(stream_id=len(self._streams) + 1, kind="kafka", path=path))
 
+    def _is_own(self, letter: Document) -> bool:
+        return is_owner(owner_of(letter.headers), self._settings.group_id)
+
+    def _place_of(self, letter: Document) -> str:
+        """Order letters by time and position, as the brokers return them in no order, so that their ids ascend."""
+        if not self._is_own(letter):
+            return ""
+        path, rejection = _parse_letter(letter)
+        return f"{rejection.first_at:020.6f} {path} {rejection.start_offset:020}"
+
     def _letter_checkpoints(self) -> Iterator[Checkpoint]:
         for number, letter in self._letters:
-            owner = owner_of(letter.headers)
-            if is_owner(owner, self._settings.group_id):
+            if self._is_own(letter):
                 self._numbers.append(number)
                 path, rejection = _parse_letter(letter)
                 stream = self._stream_of(letter.key.rpartition("/")[0], path)
                 yield Checkpoint(stream=stream, end_offset=0, read=1, rejections=[rejection])
             else:
-                self.skipped[self._settings.letters, owner or ""] += 1
+                self.skipped[self._settings.letters, owner_of(letter.headers) or ""] += 1
 
     def _count_checkpoints(self, documents: DocumentTable) -> Iterator[Checkpoint]:
         groups: dict[str, str] = {}
@@ -285,14 +294,6 @@ def _parse_letter(letter: Document) -> tuple[str, Rejection]:
         first_at=float(fields["first_at"]),
     )
     return f"{fields['topic']}/{fields['partition']}", rejection
-
-
-def _place_of_letter(letter: Document) -> str:
-    """Order letters by time and position, as the brokers return them in no order, so that their ids ascend."""
-    if owner_of(letter.headers) is None:
-        return ""
-    path, rejection = _parse_letter(letter)
-    return f"{rejection.first_at:020.6f} {path} {rejection.start_offset:020}"
 
 
 def _place_of_row(document: Document) -> str:
