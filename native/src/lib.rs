@@ -10,14 +10,14 @@ mod lines;
 mod window;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyBytes, PyDict, PyList};
 
 use ledger::{Key, Sums, Tally, HOUR};
 use lines::{scan_lines, take, Event, Limits};
 use window::{keys_in, Window};
 
 /// The version of this interface, see `shipper.system.native`; increment it with every change.
-const INTERFACE: u32 = 3;
+const INTERFACE: u32 = 4;
 
 /// See `_Scanned` in `shipper.codec.codec`.
 type Scanned<'py> = (
@@ -128,6 +128,36 @@ fn scan(py: Python<'_>, data: &Bound<'_, PyBytes>) -> Scan {
     Scan { events: py.detach(|| scan_lines(data)) }
 }
 
+/// Join values, each a line that begins like an object, with a newline after each; also return their cumulative lengths.
+///
+/// None if a value is something else, or longer than `max_bytes`.
+#[pyfunction]
+fn join_lines<'py>(
+    py: Python<'py>,
+    values: &Bound<'py, PyList>,
+    max_bytes: usize,
+) -> PyResult<Option<(Bound<'py, PyBytes>, Vec<usize>)>> {
+    let (mut total, mut lengths) = (0, Vec::with_capacity(values.len()));
+    for value in values {
+        match value.cast::<PyBytes>().map(|value| value.as_bytes()) {
+            Ok(line @ [b'{', ..]) if line.len() <= max_bytes && !line.contains(&b'\n') => total += line.len(),
+            _ => return Ok(None),
+        }
+        lengths.push(total);
+    }
+    let data = PyBytes::new_with(py, total + lengths.len(), |mut room| {
+        for value in values {
+            let line = value.cast::<PyBytes>()?.as_bytes();
+            let (place, rest) = room.split_at_mut(line.len() + 1);
+            place[..line.len()].copy_from_slice(line);
+            place[line.len()] = b'\n';
+            room = rest;
+        }
+        Ok(())
+    })?;
+    Ok(Some((data, lengths)))
+}
+
 /// Counts by hour, brand, affiliate and media.
 #[pyclass(frozen, name = "Tally")]
 struct PyTally {
@@ -213,5 +243,6 @@ fn shipper_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Scan>()?;
     module.add_class::<PyTally>()?;
     module.add_function(wrap_pyfunction!(add_up, module)?)?;
+    module.add_function(wrap_pyfunction!(join_lines, module)?)?;
     module.add_function(wrap_pyfunction!(scan, module)?)
 }

@@ -6,7 +6,7 @@ import importlib
 import os
 from typing import Any, Final
 
-_INTERFACE: Final = 3  # as in native/src/lib.rs
+_INTERFACE: Final = 4  # as in native/src/lib.rs
 
 
 def _load() -> Any:

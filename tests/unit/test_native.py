@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from shipper.codec.dedupe import DedupeWindow, accept_events, key_of
 from shipper.codec.rules import Columns, tally
 from shipper.config.settings import RecordsSettings
 from shipper.delivery.parts import event_in
+from shipper.kafka.stream import _lines
 from shipper.model.records import LedgerKey
 from shipper.state.ledger import _Sums, sum_tallies
 from shipper.system.native import NATIVE
@@ -236,3 +238,15 @@ def test_it_adds_up_what_the_scanner_counted():
     data = b"\n".join(line(number) for number in range(1, 9))
     counted = scan(data).ledger
     assert dict(NATIVE.add_up([counted, counted], []).items()) == {key: 2 * count for key, count in counted.items()}
+
+
+PLAIN = [b"{}", b'{"a":1}', b"{"]
+
+
+@each("other", [None, b"", b"[]", b" {}", b"\0{}", BOM_UTF8 + b"{}", b"{\n}", b'{"long":1}'])
+def test_it_joins_only_plain_lines_of_messages(monkeypatch: pytest.MonkeyPatch, other: bytes | None):
+    longest = len(PLAIN[1])
+    joined = NATIVE.join_lines(PLAIN, longest)
+    assert NATIVE.join_lines([*PLAIN, other], longest) is None
+    monkeypatch.setattr("shipper.kafka.stream.NATIVE", None)
+    assert (*joined, {}) == _lines(PLAIN, longest)
