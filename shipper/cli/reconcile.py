@@ -253,6 +253,10 @@ def _notes(settings: Settings, pending_bytes: int, letters: DeadLetterCounts, re
     if letters.unattributed:
         notes.append(f"Unattributed dead letters: {letters.unattributed:,}; their day, brand or media cannot be read.")
     if result.totals.surplus:
+        if overview.purged:
+            letters_were = several(overview.purged, "dead letter of any day was", "dead letters of any day were")
+            record = "record" if overview.purged == 1 else "records"
+            notes.append(f"{letters_were} deleted; if the service had received the {record}, that explains a surplus.")
         accepted = duplicates = 0
         for row in read_counts(settings.state.directory):
             accepted += row.accepted
