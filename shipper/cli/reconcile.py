@@ -252,11 +252,11 @@ def _notes(settings: Settings, pending_bytes: int, letters: DeadLetterCounts, re
         notes.append(f"{lost} before they were read.")
     if letters.unattributed:
         notes.append(f"Unattributed dead letters: {letters.unattributed:,}; their day, brand or media cannot be read.")
-    if result.totals.surplus:
-        if overview.purged:
-            letters_were = several(overview.purged, "dead letter of any day was", "dead letters of any day were")
-            record = "record" if overview.purged == 1 else "records"
-            notes.append(f"{letters_were} deleted; if the service had received the {record}, that explains a surplus.")
+    if result.totals.surplus and overview.purged:
+        letters_were = several(overview.purged, "dead letter of any day was", "dead letters of any day were")
+        record = "record" if overview.purged == 1 else "records"
+        notes.append(f"{letters_were} deleted; if the service had received the {record}, that explains a surplus.")
+    if result.totals.surplus or not {"timestamp", "brand_id"}.isdisjoint(settings.records.relax):
         accepted = duplicates = 0
         for row in read_counts(settings.state.directory):
             accepted += row.accepted
@@ -265,7 +265,8 @@ def _notes(settings: Settings, pending_bytes: int, letters: DeadLetterCounts, re
         unknown = overview.accepted - accepted - max(0, duplicates - overview.duplicates)
         if unknown > 0:
             records = several(unknown, "record was accepted", "records were accepted")
-            notes.append(f"{records} before the ledger begins, and are not counted in it.")
+            cause = "before the ledger begins, or with a relaxed Timestamp or BrandID that it cannot count"
+            notes.append(f"{records} {cause}; no day includes them.")
     return notes
 
 
