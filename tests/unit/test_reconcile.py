@@ -221,6 +221,15 @@ def test_an_unusable_accounts_file_is_an_error_with_its_line(text: str | None, w
     assert caught.value.key == "report.accounts"
 
 
+@each(
+    "text", ["account,media,affiliate_id\n1001,5,-5\n", "\ufeffaccount;media;affiliate_id;\r\n1001;5;'-5;\r\n;;;\r\n"]
+)
+def test_an_accounts_file_may_be_written_by_a_spreadsheet(text: str, tmp_path: Path):
+    path = tmp_path / "accounts.csv"
+    path.write_text(text, encoding="utf-8")
+    assert read_owners(path) == Owners({5: 1001}, {"-5": 1001})
+
+
 # What explains a difference
 
 
