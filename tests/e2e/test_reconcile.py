@@ -398,14 +398,16 @@ def test_the_notes_mention_deleted_dead_letters_and_records_from_before_the_ledg
     ]
 
 
-def test_the_notes_mention_records_that_the_ledger_cannot_count(
+def test_the_notes_mention_records_that_are_uncounted_or_may_be_of_another_account(
     reporting: Shipper, fake: FakeService, october: list[bytes]
 ):
-    lines = [changed(october[0], Timestamp="1 October"), changed(october[1], BrandID=2**63), october[2]]
+    lines = [changed(october[0], Timestamp="1 October"), changed(october[1], BrandID=2**63)]
+    lines.append(changed(october[2], AffiliateID="1001"))
     assert ship(reporting, lines, settings={"records.relax": '["timestamp", "brand_id"]'}).counts() == (3, 3, 0, 0, 0)
     _, found = compared(reporting, "--set", "records.relax=timestamp")
-    assert (found["unassigned"]["accepted"], found["totals"]["surplus"]) == (1, 0)
+    assert (found["totals"]["missing"], found["totals"]["surplus"]) == (1, 0)
     assert found["notes"][0].startswith("2 records were accepted before the ledger begins, or with a relaxed Timestamp")
+    assert found["notes"][1].startswith("1 missing record counts for this account only by AffiliateID")
 
 
 def test_without_a_report_nothing_is_compared(shipped_october: tuple[Shipper, Service]):
