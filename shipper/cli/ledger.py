@@ -122,7 +122,8 @@ def _notes(complete_from: date | None, period: DateRange | None, letters: DeadLe
 
 def _erase(settings: Settings, affiliate_id: str, *, yes: bool) -> None:
     """Erase an AffiliateID, given in its original form or as shown."""
-    from shipper.state.affiliates import ERASED
+    from shipper.report.ledger import read_dead_letters
+    from shipper.state.affiliates import ERASED, affiliate_namer, read_or_generate_key
     from shipper.state.directory import has_state, locked_directory
     from shipper.state.store import Store
 
@@ -136,6 +137,11 @@ def _erase(settings: Settings, affiliate_id: str, *, yes: bool) -> None:
     with locked_directory(directory), closing(Store(directory)) as store:
         changed = store.erase_affiliate(affiliate_id)
     say(f"{several(changed, 'count')} of the ledger changed" if changed else "the ledger has no counts for it")
+    name = affiliate_namer(read_or_generate_key(directory))(affiliate_id)
+    letters = read_dead_letters(settings, None).counts
+    if kept := sum(count for key, count in letters.items() if key[2] == name):
+        have = several(kept, "dead letter still has", "dead letters still have")
+        say(f"{have} it; to look at them: shipper dead-letters show ID; to delete them: shipper dead-letters purge ID")
 
 
 def _print(table: FlatTable, period: DateRange | None, zone: str, notes: Sequence[str], console: Console) -> None:

@@ -80,7 +80,8 @@ def suggest(
 def suggest_mapping(path: Path, settings: Settings) -> str:
     """Suggest a mapping for a file, as TOML; empty if no field has a known name, as the names may be values."""
     found = _suggestions(path, settings)
-    if not any(suggestion.path and not suggestion.is_by_values for suggestion in found.by_field.values()):
+    sources = [suggestion for suggestion in found.by_field.values() if suggestion.path]
+    if all(suggestion.is_by_values or "\0" in suggestion.path for suggestion in sources):  # or names in UTF-16
         return ""
     return "\n".join(["[records.mapping]", *_toml_lines(found.by_field), *_comments_on_others(found)])
 

@@ -162,7 +162,7 @@ def reconcile(
         alarm_below=share,
     )
     result = replace(result, lists_all=everything)
-    notes = _notes(settings, pending_bytes, letters, result)
+    notes = _notes(settings, pending_bytes, letters, owners, result)
     check_partial(target, is_partial=bool(result.not_compared), is_allowed=allow_partial)
     write(_render(form, result, notes, target), target, form=form)
     if form == "csv" or target is not None:
@@ -235,7 +235,9 @@ def _period(part: Part, fetched: FetchedReport, history: History | None, days: D
     return Period(part.days, without_other_figures(fetched.report), earlier, findings)
 
 
-def _notes(settings: Settings, pending_bytes: int, letters: DeadLetterCounts, result: Reconciliation) -> list[str]:
+def _notes(
+    settings: Settings, pending_bytes: int, letters: DeadLetterCounts, owners: Owners, result: Reconciliation
+) -> list[str]:
     from shipper.state.ledger import read_counts
     from shipper.status.overview import read_overview
 
@@ -252,7 +254,11 @@ def _notes(settings: Settings, pending_bytes: int, letters: DeadLetterCounts, re
         notes.append(f"{lost} before they were read.")
     if letters.unattributed:
         notes.append(f"Unattributed dead letters: {letters.unattributed:,}; their day, brand or media cannot be read.")
-    if result.totals.surplus:
+    if result.totals.surplus and overview.purged:
+        letters_were = several(overview.purged, "dead letter of any day was", "dead letters of any day were")
+        record = "record" if overview.purged == 1 else "records"
+        notes.append(f"{letters_were} deleted; if the service had received the {record}, that explains a surplus.")
+    if result.totals.surplus or not {"timestamp", "brand_id"}.isdisjoint(settings.records.relax):
         accepted = duplicates = 0
         for row in read_counts(settings.state.directory):
             accepted += row.accepted
@@ -261,7 +267,15 @@ def _notes(settings: Settings, pending_bytes: int, letters: DeadLetterCounts, re
         unknown = overview.accepted - accepted - max(0, duplicates - overview.duplicates)
         if unknown > 0:
             records = several(unknown, "record was accepted", "records were accepted")
-            notes.append(f"{records} before the ledger begins, and are not counted in it.")
+            cause = "before the ledger begins, or with a relaxed Timestamp or BrandID that it cannot count"
+            notes.append(f"{records} {cause}; no day includes them.")
+    known = {*owners.media, *(media for account in owners.named.values() for media in account)}
+    if count := sum(int(row.missing) for row in result.rows if row.result is None and row.pair.source not in known):
+        records = several(count, "missing record counts", "missing records count")
+        notes.append(
+            f"{records} for this account only by AffiliateID: no report has the marketing source. If another account "
+            "may have it, fetch that account's reports (shipper report fetch), and run it again."
+        )
     return notes
 
 

@@ -253,9 +253,10 @@ LATIN = ";".join([*LOCAL, "br\xefsk"])
         (LATIN.encode("latin-1"), "it is not UTF-8; convert it, for example: iconv -f WINDOWS-1252"),
         (LATIN.encode("utf-16"), "iconv -f UTF-16"),
         (LATIN.encode("utf-16-le"), "iconv -f UTF-16"),
+        ("\n".join(map(",".join, [LOCAL, LOCAL.values()])).encode("utf-16"), "iconv -f UTF-16"),
         (b"EventId,IP\n", "it has no records"),
     ],
-    ids=["latin-1", "utf-16", "utf-16-le", "only a header"],
+    ids=["latin-1", "utf-16", "utf-16-le", "ASCII in utf-16", "only a header"],
 )
 def test_suggest_says_why_it_suggests_nothing(shipper: Shipper, data: bytes, words: str):
     suggested = shipper.run("mapping", "suggest", shipper.write("export.csv", data))

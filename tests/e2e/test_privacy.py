@@ -251,6 +251,9 @@ def test_a_personal_affiliate_id_is_shown_as_a_hash_whether_accepted_or_refused(
     assert rows.keys() == {hashed, "aff-70012"}
     assert (rows[hashed]["accepted"], rows[hashed]["dead_letters"]) == (3, 1)
     assert hashed in shown["csv"].stdout
+    for name, words in ((EMAIL, "1 dead letter still has it"), ("aff-70012", "1 count of the ledger changed")):
+        erased = shipper.run("ledger", "--erase-affiliate", name, "--yes")
+        assert (words in erased.stderr, "dead letter" in erased.stderr) == (True, name == EMAIL), erased
 
 
 @pytest.mark.parametrize(

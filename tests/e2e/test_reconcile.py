@@ -380,8 +380,11 @@ def test_state_directory_without_a_ledger_is_an_error_and_not_an_agreement(
     assert (sorted(reporting.state.iterdir()) if reporting.state.exists() else None) == before
 
 
-def test_the_notes_mention_records_from_before_the_ledger(reporting: Shipper, october: list[bytes]):
-    assert ship(reporting, october[:100]).returncode == 0
+def test_the_notes_mention_deleted_dead_letters_and_records_from_before_the_ledger(
+    reporting: Shipper, october: list[bytes]
+):
+    assert ship(reporting, [*october[:100], b"{}\n"]).returncode == 3
+    assert reporting.run("dead-letters", "purge", "--all", "--yes").returncode == 0
     assert ship(reporting, october[:8]).counts() == (8, 0, 0, 8, 0)
     with sqlite3.connect(reporting.state / "state.db") as db:  # as if past their retention
         db.executescript("DELETE FROM ledger; DELETE FROM ledger_parts")
@@ -389,7 +392,22 @@ def test_the_notes_mention_records_from_before_the_ledger(reporting: Shipper, oc
     assert ship(reporting, october[100:200]).returncode == 0
     code, found = compared(reporting)
     assert (code, found["totals"]["surplus"]) == (3, 100)
-    assert any(note.startswith("100 records were accepted before the ledger begins") for note in found["notes"])
+    assert [note.partition(",")[0] for note in found["notes"]] == [
+        "1 dead letter of any day was deleted; if the service had received the record",
+        "100 records were accepted before the ledger begins",
+    ]
+
+
+def test_the_notes_mention_records_that_are_uncounted_or_may_be_of_another_account(
+    reporting: Shipper, fake: FakeService, october: list[bytes]
+):
+    lines = [changed(october[0], Timestamp="1 October"), changed(october[1], BrandID=2**63)]
+    lines.append(changed(october[2], AffiliateID="1001"))
+    assert ship(reporting, lines, settings={"records.relax": '["timestamp", "brand_id"]'}).counts() == (3, 3, 0, 0, 0)
+    _, found = compared(reporting, "--set", "records.relax=timestamp")
+    assert (found["totals"]["missing"], found["totals"]["surplus"]) == (1, 0)
+    assert found["notes"][0].startswith("2 records were accepted before the ledger begins, or with a relaxed Timestamp")
+    assert found["notes"][1].startswith("1 missing record counts for this account only by AffiliateID")
 
 
 def test_without_a_report_nothing_is_compared(shipped_october: tuple[Shipper, Service]):

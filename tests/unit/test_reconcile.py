@@ -221,6 +221,15 @@ def test_an_unusable_accounts_file_is_an_error_with_its_line(text: str | None, w
     assert caught.value.key == "report.accounts"
 
 
+@each(
+    "text", ["account,media,affiliate_id\n1001,5,-5\n", "\ufeffaccount;media;affiliate_id;\r\n1001;5;'-5;\r\n;;;\r\n"]
+)
+def test_an_accounts_file_may_be_written_by_a_spreadsheet(text: str, tmp_path: Path):
+    path = tmp_path / "accounts.csv"
+    path.write_text(text, encoding="utf-8")
+    assert read_owners(path) == Owners({5: 1001}, {"-5": 1001})
+
+
 # What explains a difference
 
 
@@ -265,13 +274,13 @@ def test_a_restatement_explains_rows_that_agreed_before(rng: Random):
         assert reasons_of(row) == f"restated: the report had {row.accepted} before, as accepted"
 
 
-def test_a_restatement_of_a_row_that_never_agreed_explains_nothing(rng: Random):
+@each(("before", "now"), [(-1, -4), (-1, 4), (0, 4)])
+def test_a_restatement_explains_no_surplus_and_no_row_that_never_agreed(before: int, now: int, rng: Random):
     accepted = ledger(rng)
     key = ("2026-10-04T10", 11, "", "50121")
-    before, now = accepted - Counter({key: 1}), accepted + Counter({key: 4})
-    accepted[key] += 1
-    earlier = [period.report for period in reports(before)]
-    periods = [period._replace(earlier=[old]) for period, old in zip(reports(now), earlier, strict=True)]
+    accepted[key] += 5
+    earlier, latest = (reports({**accepted, key: accepted[key] + lead}) for lead in (before, now))
+    periods = [period._replace(earlier=[old.report]) for period, old in zip(latest, earlier, strict=True)]
     (row,) = differing(compare(accepted, periods))
     assert (causes(row), row.status, row.unexplained) == (["restated"], "unexplained", row.difference)
 

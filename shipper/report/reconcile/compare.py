@@ -4,7 +4,7 @@ Compares the ledger with the report: accepted records with the registrations cou
 Differences are explained in this order; the remainder is unexplained:
 
     time_zone       all differences vanish with the days of another time zone
-    restated        an earlier version of the report agreed with the ledger
+    restated        an earlier version of the report agreed with the ledger, and the latest one has less
     adjustment      the platform adjusted its own result by this amount
     dead_letters    the report has more, and as many rejected records may have reached the service
     neighbours      adjacent days differ by opposite amounts, and as many records are near their boundary

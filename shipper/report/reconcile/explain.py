@@ -43,7 +43,7 @@ def explain(row: Row, *, zone: Days | None = None, gained: int = 0) -> Row:
         totals = " and ".join(f"{total:,f}" for total in others)
         agreed = Decimal(row.accepted + gained) in others
         text = f"restated: the report had {totals} before" + (", as accepted" if agreed else "")
-        add("restated", rest if agreed else ZERO, text)
+        add("restated", min(rest, ZERO) if agreed else ZERO, text)  # records that were counted explain no surplus
     if row.adjustment and minus(rest, row.adjustment).copy_abs() < rest.copy_abs():
         add("adjustment", row.adjustment, f"the platform adjusted its own result by {row.adjustment:+,f}")
     if rest > 0 and row.dead_letters:

@@ -9,6 +9,7 @@ lowest account number. Other records are unassigned.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -84,16 +85,21 @@ def read_owners(path: Path) -> Owners:
     affiliates: dict[str, int] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file, strict=True)
-            if tuple(rows.fieldnames or ()) != _COLUMNS:
+            delimiter = ";" if ";" in file.readline() else ","
+            file.seek(0)
+            rows = csv.DictReader(file, strict=True, delimiter=delimiter)
+            if tuple(filter(None, rows.fieldnames or ())) != _COLUMNS:
                 raise _invalid(path, 1, f"the first line is not {','.join(_COLUMNS)}")
             for row in rows:
+                if not any(row.values()):
+                    continue
                 try:
                     account = _number("account", row["account"])
                     if row["media"]:
                         _assign(media, _number("media", row["media"]), account)
                     if row["affiliate_id"]:
-                        _assign(affiliates, row["affiliate_id"], account)
+                        # As in the ledger's CSV, where an apostrophe precedes a minus sign.
+                        _assign(affiliates, re.sub("^'(?=-)", "", row["affiliate_id"]), account)
                     if not row["media"] and not row["affiliate_id"]:
                         raise ValueError("it has neither media nor affiliate_id")
                 except ValueError as error:
