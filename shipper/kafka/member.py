@@ -416,7 +416,9 @@ class Member:
         if obstacle is not None and self._wall_time() >= obstacle.since + self._give_up_after_s:
             raise DeliveryGaveUpError(obstacle.message)
         streams = self.assignment.streams.values()
-        if self.assignment.membership is None or any(stream.blocks or not stream.is_halted for stream in streams):
+        if self.assignment.membership is None or any(
+            stream.blocks or stream.is_waiting or not stream.is_halted for stream in streams
+        ):
             self._ranges_checked_at = now  # check without delay once this member is done
             if all(stream.is_halted for stream in streams) and self._link.pipeline is not None:
                 self._link.start(self._link.pipeline.save)
