@@ -118,7 +118,10 @@ def test_missing_records_partitions_and_topics_are_named(
             assert "input.kafka.topics" not in refused.stderr
     stopped = backfill(group, f"kafka://{group.topic}/0:50-100")
     assert (stopped.returncode, stopped.counts()) == (4, (0, 0, 0, 0, 0)), stopped.stderr
-    assert "records 50 to 59 were deleted before they were read" in stopped.stderr
+    assert stopped.summary is not None
+    assert stopped.summary["outcome"] == "gave_up"
+    assert "records 50 to 59 were deleted before they were read" in stopped.summary["message"]
+    assert "give_up_after" not in stopped.summary["message"]
     group.write(on_gap="continue")
     assert backfill(group, f"kafka://{group.topic}/0:50-100").counts() == (40, 40, 0, 0, 0)
     gone = backfill(group, f"kafka://{group.topic}/0:10-30")
