@@ -209,9 +209,8 @@ def start_of(offsets: PartitionOffsets, settings: KafkaSettings, until: int | No
         # `start` applies only to the first start of a group; partitions added later, and those of a recreated topic,
         # begin at their beginning.
         if settings.start == "stop" and not offsets.is_added:
-            return Start(
-                offsets.low, f'{where}: the group has no offset, and input.kafka.start is "stop"', is_stopped=True
-            )
+            gap = 'the group has no offset, and input.kafka.start is "stop". To read it, change that, and restart'
+            return Start(offsets.low, f"{where}: {gap}", is_stopped=True)
         return Start(offsets.high if settings.start == "end" and not offsets.is_added else offsets.low)
     known = offsets.metadata
     last = known.last if known.last and known.last.offset >= offsets.low else Position(committed)

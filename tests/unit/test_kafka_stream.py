@@ -243,7 +243,7 @@ def after(offset: int, epoch: int, settled_until: float | None = None) -> Metada
         *((offsets(at), "end", at, "") for at in (10, 15, 20)),
         (offsets(None), "beginning", 10, ""),
         (offsets(None), "end", 20, ""),
-        (offsets(None), "stop", 10, "the group has no offset"),
+        (offsets(None), "stop", 10, 'input.kafka.start is "stop". To read it, change that'),
         (offsets(None, initial_partitions=0), "end", 10, ""),
         (offsets(None, initial_partitions=1), "end", 20, ""),
         (offsets(None, initial_partitions=0), "stop", 10, ""),
