@@ -89,6 +89,6 @@ def ship_as_member(
         if handed_over:
             say(f"{several(handed_over, 'record')} left to the next owners of their partitions")
         if selection is not None and summary.outcome == "finished" and not summary.read:
-            settled = "everything was settled before; to send it again: --again NAME"
+            settled = "nothing is left to read in this range; to send it again: --again NAME"
             say(NO_MESSAGES if selection.is_empty else settled)
     return summary.exit_code(is_one_shot=is_one_shot)

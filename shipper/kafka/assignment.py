@@ -202,7 +202,7 @@ class Assignment:
             if stream.is_waiting and stream.committed is not None:
                 stream.is_waiting = False
                 self.seek(stream)
-                if not self.is_paused:
+                if not self.is_paused and not stream.is_halted:
                     self._consumer.resume([TopicPartition(*key)])
 
     # Rebalances; called by the client within `consume` ----------------------------------------------------------------
@@ -271,8 +271,7 @@ class Assignment:
                 if not all(partition.metadata.topic_id for partition in offsets.values()):
                     offsets = self._fill_from_ledger(keys, may_be_missing=is_last_try)
                 return {
-                    key: (offsets[key], start_of(offsets[key], self.settings)) if key in offsets else _missing(key)
-                    for key in keys
+                    key: (offsets[key], self._start(offsets[key])) if key in offsets else _missing(key) for key in keys
                 }
             except (KafkaException, TimeoutError, ConfigError) as exception:  # a changed secret may be unreadable
                 error = error_of(exception)
@@ -322,7 +321,10 @@ class Assignment:
                         message=f"another program has moved the group from record {first} back to "
                         f"{partition.committed}: the records in between are sent and counted again",
                     )
-                return partition._replace(passed_over_from=first if first < partition.committed else None)
+                # What was deleted before `first` is settled, and there is nothing after the end.
+                committed = max(partition.committed, min(first, partition.low))
+                committed = min(committed, max(first, partition.high))
+                return partition._replace(committed=committed, passed_over_from=first if first < committed else None)
             first = None if self._ranges is None else self._range(partition).start
             return partition._replace(committed=first if settled is None else settled)
 
@@ -332,8 +334,11 @@ class Assignment:
         assert self._ranges is not None
         return self._ranges.get((offsets.topic, offsets.partition), range(offsets.high, offsets.high))
 
+    def _start(self, offsets: PartitionOffsets) -> Start:
+        return start_of(offsets, self.settings, None if self._ranges is None else self._range(offsets).stop)
+
     def _new_stream(self, offsets: PartitionOffsets, start: Start) -> KafkaStream:
-        is_saved = self._ranges is not None or (offsets.metadata.topic_id == offsets.topic_id and not start.gap)
+        is_saved = not start.gap and (self._ranges is not None or offsets.metadata.topic_id == offsets.topic_id)
         stream = KafkaStream(
             stream_id=self._next_stream_id(),
             path=f"{offsets.topic}/{offsets.partition}",
@@ -384,12 +389,12 @@ class Assignment:
             pass
         elif offsets.topic_id != stream.topic_id:  # the brokers have deleted the group's offset with the old topic
             offsets = offsets._replace(committed=stream.next_offset, metadata=Metadata(stream.topic_id))
-            start = start_of(offsets, self.settings)
+            start = self._start(offsets)
         elif reset is not None:  # the client has checked the epoch
             at = diverged_at(reset.str())
             last = None if at is None else offsets.metadata.last
             offsets = offsets._replace(diverged_at=at, metadata=replace(offsets.metadata, last=last))
-            start = start_of(offsets, self.settings)._replace(epoch=-1)
+            start = self._start(offsets)._replace(epoch=-1)
         self.streams[stream.topic_partition] = new = self._new_stream(offsets, start)
         self._status.tombstones_skipped += stream.tombstones_skipped
         partition = TopicPartition(*stream.topic_partition)

@@ -57,8 +57,8 @@ _TRANSIENT: Final = {
     KafkaError.UNSTABLE_OFFSET_COMMIT,
 }
 _UNCONNECTED: Final = {KafkaError._TRANSPORT, KafkaError._RESOLVE, KafkaError._ALL_BROKERS_DOWN}
-_REFUSED: Final = {KafkaError._AUTHENTICATION, KafkaError._SSL}
-_NO_CERTIFICATE: Final = "certificate verify failed"  # in the message of the client
+REFUSED: Final = {KafkaError._AUTHENTICATION, KafkaError._SSL}
+_BAD_CERTIFICATE: Final = re.compile("certificate verify failed|SSL alert number")  # of a broker, or of this client
 _NO_MECHANISM: Final = "Unsupported SASL mechanism"  # likewise
 _NO_TLS: Final = "PLAINTEXT broker listener"  # likewise
 _MESSAGE_BYTES_MAX: Final = 1_000_000_000  # the client accepts no larger limit
@@ -245,6 +245,11 @@ def error_of(exception: BaseException) -> KafkaError:
     return error if isinstance(error, KafkaError) else KafkaError(KafkaError._FAIL, str(exception))
 
 
+def translate_tls(error: KafkaError) -> KafkaError:
+    """Return an error with the code for TLS if a certificate caused it; the client may call it a failed connection."""
+    return KafkaError(KafkaError._SSL, error.str()) if _BAD_CERTIFICATE.search(error.str()) else error
+
+
 class ConnectionErrors:
     """
     Notes why a client cannot connect, for `client_properties`; the calls that wait for it only say that they timed out.
@@ -259,7 +264,7 @@ class ConnectionErrors:
     @property
     def is_refused(self) -> bool:
         """Whether the brokers have refused this client."""
-        return self.last is not None and self.last.code() in _REFUSED
+        return self.last is not None and self.last.code() in REFUSED
 
     def wait_for(self, admin: AdminClient, future: Future[T]) -> T:
         """Wait for the result of a call, but not once the brokers have refused this client, which would repeat it."""
@@ -271,7 +276,8 @@ class ConnectionErrors:
         return future.result()
 
     def __call__(self, error: KafkaError) -> None:
-        if error.code() in _UNCONNECTED | _REFUSED and (
+        error = translate_tls(error)
+        if error.code() in _UNCONNECTED | REFUSED and (
             self.last is None or _specificity(error) >= _specificity(self.last)
         ):
             self.last = error
@@ -281,9 +287,8 @@ class ConnectionErrors:
         if self.last is None or error.code() not in {*_UNCONNECTED, KafkaError._TIMED_OUT}:
             return ""
         reason, brokers = self.last.str().partition(" (after")[0], ", ".join(settings.brokers)
-        if self.last.code() in _REFUSED or _NO_CERTIFICATE in reason:
-            code = KafkaError._SSL if _NO_CERTIFICATE in reason else self.last.code()
-            return describe_refusal(settings, KafkaError(code, reason))
+        if self.is_refused:
+            return describe_refusal(settings, KafkaError(self.last.code(), reason))
         if self.last.code() == KafkaError._ALL_BROKERS_DOWN:
             tls = "" if settings.security == "tls" else '; if they expect TLS, set input.kafka.security = "tls"'
             login = "" if settings.sasl_mechanism else "; if they expect a login, set input.kafka.sasl_mechanism"
@@ -309,7 +314,7 @@ class ConnectionErrors:
 
 
 def _specificity(error: KafkaError) -> int:
-    is_specific = error.code() in _REFUSED or _NO_TLS in error.str() or _NO_CERTIFICATE in error.str()
+    is_specific = error.code() in REFUSED or _NO_TLS in error.str()
     return 2 if is_specific else error.code() != KafkaError._ALL_BROKERS_DOWN
 
 

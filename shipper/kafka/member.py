@@ -69,8 +69,7 @@ class Member:
 
     Attributes:
         password: The password for the brokers that was read last; None = none is needed.
-        unfinished: Once the group has settled all other ranges, the partitions whose ranges cannot be read to their
-            end; None until then.
+        is_exhausted: Whether the group has settled all ranges.
         failure: Why this process can no longer be a member; None while it can.
     """
 
@@ -126,7 +125,7 @@ class Member:
         self._saving_positions: Future[Any] | None = None
         self._must_restart_stopped = False
         self._missing_topics: set[str] = set()
-        self.unfinished: set[Partition] | None = None
+        self.is_exhausted = False
         self.failure: ShipperError | None = None
 
     # For the event loop -----------------------------------------------------------------------------------------------
@@ -137,11 +136,6 @@ class Member:
         self._is_reading = True  # now, not in `run`: resuming paused partitions takes a second
         self._thread.start()
 
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether the group has settled all ranges."""
-        return self.unfinished == set()
-
     async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
         """
         Send chunks up to the ends of the ranges; the process remains a member after them.
@@ -151,7 +145,7 @@ class Member:
             ShipperError: This process can no longer be a member.
         """
         try:
-            while self.failure is None and (self._queue or self.unfinished is None):
+            while self.failure is None and (self._queue or not self.is_exhausted):
                 if self._queue:
                     chunk = self._queue.popleft()
                     if not self._wakeup.is_set():
@@ -160,7 +154,7 @@ class Member:
                         await chunks_tx.send(chunk)
                     continue
                 self._arrived, self._is_run_waiting = Event(), True
-                if not self._queue and self.failure is None and self.unfinished is None:  # may have changed meanwhile
+                if not self._queue and self.failure is None and not self.is_exhausted:  # may have changed meanwhile
                     await self._arrived.wait()
                 self._is_run_waiting = False
         finally:
@@ -416,7 +410,9 @@ class Member:
         if obstacle is not None and self._wall_time() >= obstacle.since + self._give_up_after_s:
             raise DeliveryGaveUpError(obstacle.message)
         streams = self.assignment.streams.values()
-        if self.assignment.membership is None or any(stream.blocks or not stream.is_halted for stream in streams):
+        if self.assignment.membership is None or any(
+            stream.blocks or stream.is_waiting or not stream.is_halted for stream in streams
+        ):
             self._ranges_checked_at = now  # check without delay once this member is done
             if all(stream.is_halted for stream in streams) and self._link.pipeline is not None:
                 self._link.start(self._link.pipeline.save)
@@ -443,7 +439,10 @@ class Member:
         self.status.remove_obstacle("broker_unavailable")
         unsettled -= {stream.topic_partition for stream in at_range_end}
         if unsettled <= self.assignment.streams.keys():
-            self.unfinished = unsettled
+            if unsettled:
+                message, _, remedy = self.assignment.streams[min(unsettled)].stopped.partition(". ")
+                raise DeliveryGaveUpError(message, remedy)
+            self.is_exhausted = True
             self._notify()
 
 

@@ -9,14 +9,22 @@ from typing import Final
 import structlog
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.client import FORBIDDEN, UNKNOWN_TOPIC, KafkaError, describe_refusal, required_right
+from shipper.kafka.client import (
+    FORBIDDEN,
+    REFUSED,
+    UNKNOWN_TOPIC,
+    KafkaError,
+    describe_refusal,
+    required_right,
+    translate_tls,
+)
 from shipper.kafka.stream import KafkaStream
 from shipper.model.group import GroupState, Obstacle, PartitionState
 from shipper.model.units import several
 
 log = structlog.get_logger("kafka")
 
-_LOGIN_RETRY_S: Final = 15.0  # the client retries at least every ten seconds
+_LOGIN_RETRY_S: Final = 45.0  # the client retries at least every ten seconds, but reports the same error every 30
 
 
 class MemberStatus:
@@ -49,7 +57,8 @@ class MemberStatus:
         now_ms = self._wall_time() * 1000
         partitions = [_partition_state(stream, now_ms, is_paused=is_paused) for stream in streams]
         partitions.sort(key=lambda each: (each.state != "stopped", -each.lag_records, each.topic, each.partition))
-        obstacles = list(self._obstacles.values())
+        # A client that is refused also says that it reaches no broker.
+        obstacles = sorted(self._obstacles.values(), key=lambda obstacle: obstacle.reason != "broker_forbidden")
         stopped = [stream for stream in streams if stream.stopped]
         self._stopped_at = (self._stopped_at or self._wall_time()) if stopped else None
         if stopped:
@@ -90,13 +99,15 @@ class MemberStatus:
         """Count a broker error; some are obstacles to reading. Thread-safe."""
         settings = self._settings
         self.count_error(error)
-        if error.code() == KafkaError._AUTHENTICATION:
+        error = translate_tls(error)
+        if error.code() in REFUSED:
             self._login_refused_at = self._wall_time()
         if error.code() in FORBIDDEN:
             self._forbidden_topics.add(topic)
-            self._add_obstacle(
-                "broker_forbidden", describe_refusal(settings, error, topic and required_right(settings, topic))
-            )
+            message = describe_refusal(settings, error, topic and required_right(settings, topic))
+            if error.code() == KafkaError._SSL:
+                message += "; new certificates are used once this member is restarted"
+            self._add_obstacle("broker_forbidden", message)
         elif error.code() == KafkaError._ALL_BROKERS_DOWN:
             self._add_obstacle("broker_unavailable", f"no broker of {', '.join(settings.brokers)} can be reached")
         elif error.code() in UNKNOWN_TOPIC:

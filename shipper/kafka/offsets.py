@@ -43,7 +43,7 @@ _OFFSETS: Final = re.compile(r"(\d{1,18})-(\d{1,18})", re.ASCII)
 _FORMS: Final = f"{SCHEME}TOPIC, {SCHEME}TOPIC/PARTITION or {SCHEME}TOPIC/PARTITION:START-END"
 _DIVERGED_AT: Final = re.compile(r"broker end offset is (-?\d+)")
 _HIDDEN: Final = "the last records belong to or follow a producer's open transaction, and can be read once it has ended"
-_FOREIGN: Final = "if records are missing before that, the log and /readyz of the member that reads it say so"
+_FOREIGN: Final = "if records are missing, the log and /readyz of the member that reads it say so"
 _CALL_S: Final = 15.0
 
 
@@ -199,27 +199,27 @@ class Start(NamedTuple):
     epoch: int = -1
 
 
-def start_of(offsets: PartitionOffsets, settings: KafkaSettings) -> Start:
-    """Decide where reading begins; unread records are never skipped silently."""
+def start_of(offsets: PartitionOffsets, settings: KafkaSettings, until: int | None = None) -> Start:
+    """Decide where reading begins, up to an offset `until`; unread records are never skipped silently."""
     where, committed = f"{offsets.topic}/{offsets.partition}", offsets.committed
+    low = offsets.low if until is None else min(offsets.low, until)
     if not offsets.topic_id:
         return Start(offsets.low, f"{where}: {NO_LEADER}", is_stopped=True, is_leaderless=True)
     if committed is None:
         # `start` applies only to the first start of a group; partitions added later, and those of a recreated topic,
         # begin at their beginning.
         if settings.start == "stop" and not offsets.is_added:
-            return Start(
-                offsets.low, f'{where}: the group has no offset, and input.kafka.start is "stop"', is_stopped=True
-            )
+            gap = 'the group has no offset, and input.kafka.start is "stop". To read it, change that, and restart'
+            return Start(offsets.low, f"{where}: {gap}", is_stopped=True)
         return Start(offsets.high if settings.start == "end" and not offsets.is_added else offsets.low)
     known = offsets.metadata
     last = known.last if known.last and known.last.offset >= offsets.low else Position(committed)
     if known.topic_id not in {"", offsets.topic_id}:
         position = f"the group was at offset {committed:,} of the old topic"
         start = Start(offsets.low, f"{where}: the topic was deleted and recreated: {position}")
-    elif committed < offsets.low:
-        gap = f"records {committed:,} to {offsets.low - 1:,} were deleted before they were read (retention)"
-        start = Start(offsets.low, f"{where}: {gap}", offsets.low - committed)
+    elif committed < low:
+        gap = f"records {committed:,} to {low - 1:,} were deleted before they were read (retention)"
+        start = Start(offsets.low, f"{where}: {gap}", low - committed)
     elif offsets.passed_over_from is not None:
         first = offsets.passed_over_from
         gap = f"another program has moved the group from record {first:,} to {committed:,}; to read them, move it back"
@@ -240,7 +240,7 @@ def start_of(offsets: PartitionOffsets, settings: KafkaSettings) -> Start:
         return start
     advice = (
         'reading of this partition has stopped. To continue after the gap, set input.kafka.on_gap = "continue" and '
-        "reload (SIGHUP); the missing records are reported as unreachable"
+        f"{'reload (SIGHUP)' if until is None else 'run this again'}; the missing records are reported as unreachable"
     )
     return start._replace(gap=f"{start.gap}; {advice}", is_stopped=True, epoch=-1)
 
@@ -381,9 +381,11 @@ def _count_letters(settings: KafkaSettings) -> tuple[int | None, str]:
 def _partition_state(offsets: PartitionOffsets, settings: KafkaSettings, at: float) -> PartitionState:
     start = start_of(offsets, settings)
     committed = offsets.committed if offsets.metadata.topic_id or not offsets.topic_id else None  # by another program
+    if committed != offsets.committed:  # only the ledger tells what is missing
+        start = Start(start.offset)
     position = max(offsets.low, start.offset if committed is None else committed)
     # Without an offset, it is open where reading begins, so what is there may be unsettled.
-    is_begun = committed is not None or offsets.low >= offsets.end
+    is_begun = committed is not None or (offsets.committed is None and offsets.low >= offsets.end)
     is_at_end = is_begun and position >= offsets.end and not start.gap
     settled_until = offsets.metadata.settled_until
     if start.gap or (settled_until is not None and settled_until > at):  # the clock of a member is ahead

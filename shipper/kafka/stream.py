@@ -322,6 +322,8 @@ class KafkaStream(Stream, kw_only=True):
         self.end = end
         if self.settled_until is not None and at < self.settled_until:
             self.settled_until = None  # the clock was set back
+        if self.stopped:
+            return
         if self.next_offset >= end or (not self.blocks and self.eof >= end):
             self.settled_until = at
         elif self.mark[1] is None or self.next_offset >= self.mark[0]:

@@ -20,6 +20,7 @@ from shipper.cli.common import private_folder, state_on_disk
 from shipper.config.settings import InputSettings, KafkaSettings, Settings
 from shipper.kafka.client import ConnectionErrors, error_of, flush
 from shipper.kafka.documents import Document, ledger_offsets, ledger_row, totals_row
+from shipper.kafka.member_status import MemberStatus
 from shipper.kafka.view import GroupView
 from shipper.model.errors import StateError, StateInUseError, StateUnwritableError
 from shipper.state.ledger import read_counts
@@ -50,6 +51,23 @@ def test_brokers_that_only_close_the_connection_may_expect_what_is_not_configure
     said = errors.describe(SETTINGS, KafkaError(KafkaError._TIMED_OUT))
     assert "check input.kafka.brokers; if they expect TLS, set input.kafka.security" in said
     assert "; if they expect a login, set input.kafka.sasl_mechanism" in said
+
+
+def test_brokers_that_refuse_a_certificate_are_not_said_to_be_down():
+    """With TLS 1.3, the client learns of it after the handshake."""
+    alert = "h: Receive failed: error:0A000416:SSL routines::ssl/tls alert certificate unknown: SSL alert number 46"
+    errors, status = ConnectionErrors(), MemberStatus(SETTINGS, wall_time=lambda: 1.0)
+    for error in (KafkaError(KafkaError._ALL_BROKERS_DOWN), KafkaError(KafkaError._TRANSPORT, alert)):
+        errors(error)
+        status.note_error(error)
+    check = "(_SSL): the brokers refuse this client; check input.kafka.ca_bundle and input.kafka.client_certificate"
+    assert (errors.is_refused, errors.describe(SETTINGS, KafkaError(KafkaError._TIMED_OUT))) == (
+        True,
+        f"{alert} {check}",
+    )
+    first, _ = status.state([], is_paused=False).obstacles
+    restart = "new certificates are used once this member is restarted"
+    assert (first.reason, first.message) == ("broker_forbidden", f"{alert} {check}; {restart}")
 
 
 def letter(first_at: int, partition: int, offset: int) -> Document:

@@ -243,7 +243,7 @@ def after(offset: int, epoch: int, settled_until: float | None = None) -> Metada
         *((offsets(at), "end", at, "") for at in (10, 15, 20)),
         (offsets(None), "beginning", 10, ""),
         (offsets(None), "end", 20, ""),
-        (offsets(None), "stop", 10, "the group has no offset"),
+        (offsets(None), "stop", 10, 'input.kafka.start is "stop". To read it, change that'),
         (offsets(None, initial_partitions=0), "end", 10, ""),
         (offsets(None, initial_partitions=1), "end", 20, ""),
         (offsets(None, initial_partitions=0), "stop", 10, ""),
@@ -294,6 +294,9 @@ def test_a_gap_is_reported_before_a_partition_without_a_leader(others: list[Part
     assert obstacle.reason == reason
     assert obstacle.message.startswith(words)
     assert obstacle.message.endswith(f"; and {len(others)} more partitions") == bool(others)
+    for partition in streams:
+        partition.note_end(partition.first, 1.0)
+        assert partition.settled_until is None, "although nothing is left after the gap"
 
 
 def test_the_brokers_check_the_epoch_unless_reading_begins_elsewhere():
@@ -334,8 +337,11 @@ def test_a_commit_of_a_member_with_other_topics_is_reported(topics: tuple[str, s
     assert bool(message) == bool(words)
 
 
-def test_a_commit_of_another_program_is_reported():
-    assert "another program has moved the group" in _partition_state(offsets(15, UNKNOWN), SETTINGS, 9.0).message
+@each(("at", "low"), [(7, 10), (15, 10), (20, 20), (25, 10)])
+def test_a_commit_of_another_program_is_reported_without_a_guess_at_what_is_missing(at: int, low: int):
+    state = _partition_state(offsets(at, UNKNOWN, low=low), SETTINGS, 9.0)
+    assert (state.state, state.delivered_until) == ("reading", None)
+    assert state.message.startswith(f"t/0: another program has moved the group to {at}; ")
 
 
 @each("start", ["beginning", "end"])

@@ -137,11 +137,14 @@ def test_records_that_another_program_passed_over_are_a_gap_and_others_are_sent_
     service.assert_holds_exactly([*sample.ids[:100], *sample.ids[150:160]])
     assert sums(broker.table(group.ledger))["unreachable"] == 70
     assert group.shipper.run("status", "--until", "now", check=False).returncode == 0
-    commit_as_another_program(group, {0: 155})
+    commit_as_another_program(group, {0: 155, 2: 90})
+    broker.delete_records(group.topic, 0, 157)
     running = group.member()
     running.wait_for("another program has moved the group from record 160 back to 155")
     group.finish(running)
-    assert (service.received, sums(broker.table(group.ledger))["accepted"]) == (115, 115), "they are sent and counted"
+    counts = sums(broker.table(group.ledger))
+    assert (service.received, counts["accepted"]) == (113, 113), "they are sent and counted"
+    assert counts["unreachable"] == 70, "the deleted ones were settled, and nothing was after the end"
 
 
 @pytest.mark.parametrize("records", [50, 150])

@@ -37,7 +37,7 @@ def test_a_range_of_offsets_is_read_exactly_once(group: Group, broker: Broker, s
     counts = sums(broker.table(group.ledger))
     assert (counts["read"], counts["accepted"], counts["dead_lettered"], counts["rows_accepted"]) == (101, 100, 1, 100)
     again = group.shipper.run("backfill", address, settings=QUICK, check=False)
-    assert (again.returncode, "everything was settled before" in again.stderr) == (0, True), again.stderr
+    assert (again.returncode, "nothing is left to read in this range" in again.stderr) == (0, True), again.stderr
     other = backfill(group, address, "--again", "once")
     assert other.counts() == (101, 100, 1, 0, 0), other.stderr
     assert service.received == 200
@@ -70,7 +70,7 @@ def test_a_range_of_times_is_resolved_by_the_brokers_and_later_records_are_read_
         nothing = group.shipper.run("backfill", f"kafka://{group.topic}", *options, settings=QUICK, check=False)
         said = nothing.stdout + nothing.stderr
         assert (nothing.returncode, "there are no messages in this range\n" in said) == (0, True), nothing
-        assert "settled before" not in said
+        assert "nothing is left" not in said
 
 
 def test_a_range_ends_even_if_no_record_is_at_its_end(group: Group, broker: Broker, service: Service, sample: Sample):
@@ -99,7 +99,11 @@ def test_missing_records_partitions_and_topics_are_named(
     group: Group, broker: Broker, service: Service, sample: Sample
 ):
     broker.produce(group.topic, values(sample, 0, 100), partition=0)
+    settled = f"kafka://{group.topic}/0:0-10"
+    assert backfill(group, settled).counts() == (10, 10, 0, 0, 0)
     broker.delete_records(group.topic, 0, 60)
+    again = backfill(group, settled)
+    assert (again.returncode, "deleted" in again.stderr) == (0, False), again.stderr
     wrong = {
         f"kafka://{group.topic}/0:50-200": f"{group.topic}/0 ends at 100, before 200",
         f"kafka://{group.topic}/7": f"topic {group.topic} has no partition 7",
@@ -114,10 +118,15 @@ def test_missing_records_partitions_and_topics_are_named(
             assert "input.kafka.topics" not in refused.stderr
     stopped = backfill(group, f"kafka://{group.topic}/0:50-100")
     assert (stopped.returncode, stopped.counts()) == (4, (0, 0, 0, 0, 0)), stopped.stderr
-    assert "records 50 to 59 were deleted before they were read" in stopped.stderr
+    assert stopped.summary is not None
+    assert stopped.summary["outcome"] == "gave_up"
+    assert "records 50 to 59 were deleted before they were read" in stopped.summary["message"]
+    assert "give_up_after" not in stopped.summary["message"]
     group.write(on_gap="continue")
     assert backfill(group, f"kafka://{group.topic}/0:50-100").counts() == (40, 40, 0, 0, 0)
-    assert sums(broker.table(group.ledger))["unreachable"] == 10
+    gone = backfill(group, f"kafka://{group.topic}/0:10-30")
+    assert (gone.returncode, "records 10 to 29 were deleted before" in gone.stderr) == (0, True), gone.stderr
+    assert sums(broker.table(group.ledger))["unreachable"] == 30
 
 
 def test_the_next_run_reads_the_rest_after_a_stop(group: Group, broker: Broker, service: Service, sample: Sample):
