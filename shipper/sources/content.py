@@ -64,6 +64,10 @@ class UnfinishedError(Exception):
     """The limit of this call was reached, so that other files are read, too; call again to continue."""
 
 
+class OtherKindError(SourceError):
+    """The lines of an input contain no records."""
+
+
 def is_partial_magic(head: bytes) -> bool:
     """Return whether the head of a file is the incomplete magic number of an archive."""
     return any(magic.startswith(head) and magic != head for magic in _MAGICS)
@@ -75,9 +79,9 @@ def compression_of(head: bytes) -> Compression:
 
 
 def refuse_other_kinds(head: bytes, source: object) -> None:
-    """Raise `SourceError` for an input of a kind whose lines contain no records, by its first bytes."""
+    """Raise `OtherKindError` for an input of a kind whose lines contain no records, by its first bytes."""
     if head.startswith(_OTHER_KINDS) or head.startswith(_TAR, _TAR_AT):
-        raise SourceError(f"{source}: {NOT_TEXT}")
+        raise OtherKindError(f"{source}: {NOT_TEXT}")
 
 
 def seek_data(descriptor: int, offset: int) -> int:
