@@ -43,19 +43,29 @@ _MAGICS: Final[dict[bytes, Compression]] = {
 NOT_TEXT: Final = (
     "it is not text, but an archive, a spreadsheet or the like; unpack it, or export it as CSV or JSON lines"
 )
-# ZIP, also of spreadsheets; older spreadsheets; 7-Zip, lz4, Parquet and Avro. No text begins like this.
+# ZIP, also of spreadsheets; older spreadsheets; 7-Zip, lz4, lzma, compress, zlib, Parquet and Avro. No text begins like
+# this.
 _OTHER_KINDS: Final = (
     b"PK\x03\x04",
     b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",
     b"7z\xbc\xaf\x27\x1c",
     b"\x04\x22\x4d\x18",
+    b"\x5d\0\0",
+    b"\x1f\x9d",
+    b"x\x9c",
     b"PAR1\x15",
     b"Obj\x01",
 )
+_TAR_AT: Final = 257  # of the format name in the header of tar, which precedes the lines of a file
+_TAR: Final = (b"ustar\0", b"ustar  \0")
 
 
 class UnfinishedError(Exception):
     """The limit of this call was reached, so that other files are read, too; call again to continue."""
+
+
+class OtherKindError(SourceError):
+    """The lines of an input contain no records."""
 
 
 def is_partial_magic(head: bytes) -> bool:
@@ -68,9 +78,10 @@ def compression_of(head: bytes) -> Compression:
     return next((compression for magic, compression in _MAGICS.items() if head.startswith(magic)), "")
 
 
-def is_not_text(head: bytes) -> bool:
-    """Return whether an input is of a kind whose lines contain no records, by its first bytes."""
-    return head.startswith(_OTHER_KINDS)
+def refuse_other_kinds(head: bytes, source: object) -> None:
+    """Raise `OtherKindError` for an input of a kind whose lines contain no records, by its first bytes."""
+    if head.startswith(_OTHER_KINDS) or head.startswith(_TAR, _TAR_AT):
+        raise OtherKindError(f"{source}: {NOT_TEXT}")
 
 
 def seek_data(descriptor: int, offset: int) -> int:
@@ -423,9 +434,3 @@ def open_content(descriptor: int, path: Path) -> Content:
     """
     compression = compression_of(os.pread(descriptor, _HEAD_BYTES, 0))
     return Archive(descriptor, compression, path) if compression else Content(descriptor)
-
-
-def refuse_other_kinds(content: Content, path: Path) -> None:
-    """Raise `SourceError` for a file whose lines contain no records."""
-    if not content.compression and is_not_text(content.pread(_HEAD_BYTES, 0)):
-        raise SourceError(f"{path}: {NOT_TEXT}")

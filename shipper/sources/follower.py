@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from shipper.model.errors import SourceError
 from shipper.model.records import Backlog, Stream, shown
 from shipper.sources.completion import KEEP, Completion, Outcome
+from shipper.sources.content import OtherKindError
 from shipper.sources.discovery import (
     FileId,
     FoundFile,
@@ -28,7 +29,7 @@ from shipper.sources.discovery import (
 from shipper.sources.identity import StreamIndex, UndecidedError, folders_of, not_regular, set_path, status_at
 from shipper.sources.open_files import OpenFile, OpenFiles
 from shipper.sources.reader import StreamReader
-from shipper.sources.register import StreamRegister, forget_oldest_lost, report_unreachable, save_changes
+from shipper.sources.register import StreamRegister, forget, forget_oldest_lost, report_unreachable, save_changes
 from shipper.sources.siblings import Siblings, looks_like_generation, sibling_of
 from shipper.system.work import WorkItem, at_work, step
 
@@ -349,11 +350,19 @@ class Follower:
         except (SourceError, OSError) as error:
             if FileNotFoundError in (type(error), type(error.__cause__)):
                 return  # deleted or renamed since it was found
+            if isinstance(error, OtherKindError):
+                self._forget_unread(found)
             # Anything but a regular file is an input only if named explicitly: a wildcard may match a socket.
             refusal = _Refusal(shown(str(error)), not found.is_special or found.name == unescaped(found.pattern))
             if self._refused.get(found.path) != refusal:
                 log.warning("source_refused", path=shown(found.path), error=refusal.message)
                 self._refused[found.path] = refusal
+
+    def _forget_unread(self, found: FoundFile) -> None:
+        """Forget the stream of a refused file that was empty when it was first opened."""
+        stream = self._index.at(found.file_id)
+        if stream is not None and stream.path == found.name and not max(stream.checkpoint, stream.read_offset):
+            forget(self._register, self._index, [stream])
 
     @property
     def is_crowded(self) -> bool:

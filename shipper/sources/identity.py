@@ -303,7 +303,7 @@ class StreamIndex:
         descriptor = open_file(path)
         try:
             content = open_content(descriptor, path)
-            refuse_other_kinds(content, path)
+            refuse_other_kinds(first_bytes(content, HEAD_BYTES), path)
             framing = self._framing_of(content)
             stream = identify(content)
             if stream is not None:

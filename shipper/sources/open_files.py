@@ -13,7 +13,7 @@ import structlog
 from shipper.model.errors import SourceError
 from shipper.model.framing import LINES
 from shipper.model.records import Chunk, shown
-from shipper.sources.content import Archive, Content
+from shipper.sources.content import Archive, Content, OtherKindError
 from shipper.sources.discovery import FileId, Signature, file_id_of, signature_of
 from shipper.sources.identity import StreamIndex, open_file
 from shipper.sources.reader import READ_BYTES, TURN_STEPS, StreamReader
@@ -327,6 +327,8 @@ class OpenFiles:
             _open_again(file)
             file.signature = None  # the next check tries again
             file.set_error(error)
+        except OtherKindError:
+            self.close(file)  # the next scan refuses it
         except SourceError as error:
             log.error("source_unreadable", path=shown(file.reader.path), error=str(error))
             file.error = shown(str(error))

@@ -378,7 +378,7 @@ class StreamReader:
         """Detect the framing by the first bytes; return False if there are too few of them."""
         framing = self._framing
         if self.stream.kind == "file":
-            refuse_other_kinds(self.content, self.path)  # the file was empty when it was opened
+            refuse_other_kinds(self.content.pread(HEAD_BYTES, 0), self.path)  # the file was empty when it was opened
         if framing is None:
             head = self._pread(READ_BYTES, 0)
             may_be_archive = self.stream.kind == "file" and not self.content.compression
@@ -387,7 +387,7 @@ class StreamReader:
             if may_be_archive and compression_of(head):  # the file was too short when it was opened
                 self.content = open_content(self.content.descriptor, self.path)
                 self.stream.compression = self.content.compression
-                head = self._pread(READ_BYTES, 0)
+                return self._find_framing(is_final=is_final)
             framing = self._form.framing_of(head, is_whole=is_final or len(head) == READ_BYTES)
         if framing is None:
             return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 import structlog
@@ -50,12 +50,17 @@ def save_changes(register: StreamRegister, index: StreamIndex, now_s: float) -> 
         raise
 
 
+def forget(register: StreamRegister, index: StreamIndex, streams: Sequence[Stream]) -> None:
+    """Forget streams for good."""
+    register.forget([stream.stream_id for stream in streams])
+    for stream in streams:
+        index.drop(stream)
+
+
 def forget_oldest_lost(register: StreamRegister, index: StreamIndex) -> None:
     """Forget the oldest of too many lost streams; the others are kept, as their files may be found again."""
     settled = [stream for stream in index.lost() if stream.is_settled]
     if len(settled) >= _LOST_MAX + _FORGOTTEN_MIN:
         oldest = settled[:-_LOST_MAX]
-        register.forget([stream.stream_id for stream in oldest])
-        for stream in oldest:
-            index.drop(stream)
+        forget(register, index, oldest)
         log.info("sources_forgotten", count=len(oldest))

@@ -16,7 +16,7 @@ import structlog
 
 from shipper.model.errors import SourceError, StateError
 from shipper.model.framing import CR_LINES, CUT_MARK, LINES, OTHER_HEADER, CsvRows, ElementScan, Framing
-from shipper.sources.content import NOT_TEXT, compression_of, is_not_text, is_partial_magic
+from shipper.sources.content import compression_of, is_partial_magic, refuse_other_kinds
 from shipper.sources.disk import NoSpaceError
 from shipper.sources.reader import READ_BYTES, InputForm
 from shipper.sources.segments import Segments
@@ -222,8 +222,7 @@ class SpoolFramer:
                     f"standard input is compressed ({compression}), and shipper decompresses only files; decompress it "
                     f"first: `{compression} -dc FILE | shipper pipe`"
                 )
-            if is_not_text(data):
-                raise SourceError(f"standard input: {NOT_TEXT}")
+            refuse_other_kinds(data, "standard input")
             if is_final or not is_partial_magic(data):
                 self._framing = self._form.framing_of(data, is_whole=is_final or len(data) >= READ_BYTES)
             self._sniffed_pending = len(data)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import os
+import tarfile
+import zlib
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -383,20 +386,33 @@ def test_csv_whose_lines_end_with_cr_alone_is_not_taken_for_a_header(shipper: Sh
     assert shipper.pipe(b"\xef\xbb\xbf\n \r\n", settings=csv).counts() == (0, 0, 0, 0, 0), "no header either"
 
 
-@pytest.mark.parametrize("form", ["auto", "ndjson"])
+@pytest.mark.parametrize("name", ["a.log.zip", "a.log.tar", "a.log.tar.gz", "a.log.lzma", "a.log.Z", "a.log.deflate"])
 def test_an_archive_that_cannot_be_read_is_refused_and_its_lines_are_no_records(
-    shipper: Shipper, service: Service, sample: Sample, form: str
+    shipper: Shipper, service: Service, sample: Sample, name: str
 ):
     """The log of the day was rotated into it, so records in it would be missing although all is accounted for."""
-    with ZipFile(shipper.folder / "a.log.zip", "w", ZIP_DEFLATED) as archive:
-        archive.writestr("a.log", b"".join(sample.lines[:50]))
+    file = shipper.write("a.log", *sample.lines[:50])
+    match name:
+        case "a.log.zip":
+            with ZipFile(shipper.folder / name, "w", ZIP_DEFLATED) as archive:
+                archive.write(file)
+        case "a.log.tar" | "a.log.tar.gz":
+            with tarfile.open(shipper.folder / name, "w:gz" if name.endswith("gz") else "w") as archive:
+                archive.add(file)
+        case "a.log.lzma":
+            shipper.write(name, lzma.compress(file.read_bytes(), lzma.FORMAT_ALONE))
+        case "a.log.Z":
+            shipper.write(name, b"\x1f\x9d\x90\x7b\n\n")
+        case _:
+            shipper.write(name, zlib.compress(file.read_bytes()))
     shipper.write("a.log", *sample.lines[50:53])
     words = "it is not text, but an archive"
-    settings = {"input.format": form}
-    result = shipper.backfill("a.log*", settings=settings)
+    for form in ("auto", "ndjson"):
+        shipper.run("validate", name, settings={"input.format": form}).assert_ended(2, words)
+    result = shipper.backfill("a.log*")
     assert (result.returncode, result.counts(), words in result.stderr) == (4, (3, 3, 0, 0, 0), True), result
-    shipper.run("validate", "a.log.zip", settings=settings).assert_ended(2, words)
-    shipper.pipe((shipper.folder / "a.log.zip").read_bytes()).assert_ended(2, f"standard input: {words}")
+    piped = "standard input is compressed" if name.endswith("gz") else f"standard input: {words}"
+    shipper.pipe((shipper.folder / name).read_bytes()).assert_ended(2, piped)
     service.assert_holds_exactly(sample.ids[50:53])
 
 

@@ -247,6 +247,28 @@ def test_a_file_that_no_pattern_matches_any_more_is_not_read_when_it_grows(bench
     assert bench.ship(25.0, 30.0) == (lines(110, 120) if name == "a.log.1" else b"")
 
 
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_an_archive_that_was_empty_at_first_is_no_longer_reported_once_it_is_excluded_or_deleted(
+    bench: Bench, is_stopped: bool
+):
+    """Rotators create an archive before they write it, and the records in it were read before."""
+    excluded, deleted = bench.folder / "a.log.1.zip", bench.folder / "a.log.2.zip"
+    for path in (excluded, deleted):
+        path.touch()
+    follow(bench, 10, "a.log*")
+    with bench.stopped(is_stopped):
+        for path in (excluded, deleted):
+            write(path, b"PK\x03\x04\n")
+    assert bench.ship(3.0, 4.0, 5.0) == b""
+    assert ["archive" in message for message in bench.follower.backlog.unreadable] == [True, True]
+    assert bench.status(LATER).delivered_until != LATER
+    deleted.unlink()
+    bench.rename_patterns("a.log")
+    assert bench.ship(6.0, 12.0, 20.0) == b""
+    assert (bench.follower.backlog.unreadable, bench.follower.backlog.unreachable_bytes) == ([], 0)
+    assert bench.status(LATER).delivered_until == LATER
+
+
 def test_the_rest_of_a_file_that_no_pattern_matches_any_more_is_reported_until_it_is_read(bench: Bench):
     write(bench.folder / "a.log", lines(0, 5))
     path = bench.folder / "b.log"
@@ -328,7 +350,7 @@ def test_data_truncated_without_a_copy_delays_delivery_only_while_it_is_searched
 
 
 @pytest.mark.parametrize(
-    ("is_truncated", "failing"), [(False, "first_bytes"), (True, "open_content")], ids=["new", "truncated"]
+    ("is_truncated", "failing"), [(False, "StreamIndex._find_lost"), (True, "open_content")], ids=["new", "truncated"]
 )
 def test_a_file_that_cannot_be_read_when_it_is_identified_is_read_later(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, is_truncated: bool, failing: str
@@ -340,7 +362,7 @@ def test_a_file_that_cannot_be_read_when_it_is_identified_is_read_later(
         bench.write("a.log", b"", mode="wb")
         bench.write("a.log", b"two\n")
 
-    def fail(*_: object) -> bytes:
+    def fail(*_: object, **__: object) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as broken:

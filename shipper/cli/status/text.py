@@ -48,7 +48,7 @@ def answer_until(snapshot: Snapshot, until: float, limit: int | None = LISTED, n
         return [yes, *notes, *unreachable_lines(snapshot), *_unmatched_lines(snapshot)]
     lines = [f"no: cannot confirm that everything written up to {iso(until)} is settled", *notes]
     if not snapshot.state.has_inputs:
-        return [*lines, "  no inputs are known yet: nothing has been shipped from here"]
+        lines.append("  no inputs are known yet: nothing has been shipped from here")
     lines += _future_lines(until, snapshot.at)
     if snapshot.has_files_left:
         lines.append("  not all files have been read to the end; if the last command has ended, run it again")
